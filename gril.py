@@ -1,0 +1,584 @@
+"""GRIL: a linear recurrent network whose state does gradient descent on the examples in its prompt.
+
+The model of "Learning in the Recurrent State: Gradient Descent with Linear Recurrent Networks", top to bottom:
+
+  1. window         the context matrix C_t                                        Sec. 4.2, Eq. 9
+  2. recurrence     Z_t = A ⊙ Z_{t-1} + C_t Q C_tᵀ,  o_t = β Z_t C_t q            Definition 4.2, Eq. 10
+                    as loop, scan, chunk and step: four forms, the same numbers
+  3. layers         scalar, multivariate, multi-step, non-linear, classification  Sec. 4.1 to 4.5, App. A
+  4. constructions  weights with which a layer's forward pass *is* gradient descent
+  5. block          the same recurrence between projections, for long sequences   App. D
+
+Glossary, with the paper's letters (capitals are matrices):
+
+  s, f      tokens (B, L, f) and their width            C_t   window, the w tokens of step t (f, w)
+  Z_t       recurrent state (d, m)                      A     gate, multiplies Z elementwise; |A| ≤ 1
+  Q, q, β   mix, select, scale the window's columns     o_t   read-out (d)
+  J         independent states side by side             η, N  step size, examples in the prompt
+
+Every form shares one signature, in which the window is already multiplied out (V = C Q, K = C, r = β C q):
+
+  form(V, K, r, A, Z0=None) -> (o, Z_T)      Z_t = A ⊙ Z_{t-1} + V_t K_tᵀ,   o_t = Re(Z_t r_t)
+  V (B, T, J, d, w)  K (B, T, J, m, w)  r (B, T, J, m)  A broadcasts to (J, d, m)  Z (B, J, d, m)  o (B, T, J, d)
+
+Sign, a departure from the paper: it writes the state as +gradient in Eq. 5 and as -gradient in Eq. 7 (and App. A.1
+mixes both, which would climb). Here the state always holds +Σ y xᵀ, minus the gradient at W = 0, and β = +η/N.
+"""
+import math
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+# ------------------------------------------------------------------------------------------------ 1. the window
+
+def window(s, w=3, stride=1, causal=True):
+    """Context matrices C_t (Eq. 9): tokens (B, L, f) to windows (B, T, f, w), left-padded with zeros if causal.
+
+    stride=2, causal=False on x_1, y_1, x_2, … gives (x_t, y_t, x_{t+1}); stride=1 gives (s_{t-2}, s_{t-1}, s_t).
+    """
+    if s.ndim != 3:
+        raise ValueError(f"window: tokens must be (B, L, f), got {tuple(s.shape)}")
+    if not s.is_floating_point():
+        raise ValueError(f"window: tokens must be floating point, got {s.dtype}; embed integer tokens first")
+    if s.shape[1] == 0:
+        raise ValueError(f"window: empty sequence {tuple(s.shape)}")
+    if causal:
+        s = F.pad(s, (0, 0, w - 1, 0))                                      # (B, w-1+L, f)
+    if s.shape[1] < w:
+        raise ValueError(f"window: a window of {w} is longer than the sequence of {s.shape[1]} tokens")
+    return s.unfold(1, w, stride)                                           # (B, T, f, w)
+
+
+# -------------------------------------------------------------------------------------------- 2. the recurrence
+
+def gril_loop(V, K, r, A, Z0=None):
+    """Definition 4.2, line by line: the reference. Any gate; Z is carried, nothing else is kept."""
+    V, K, r, A, Z, dtype = _prepare(V, K, r, A, Z0)
+    V, K, r = V.to(Z.dtype), K.to(Z.dtype), r.to(Z.dtype)
+    o = []
+    for V_t, K_t, r_t in zip(V.unbind(1), K.unbind(1), r.unbind(1)):
+        Z = (Z if A is None else A * Z) + V_t @ K_t.mT                      # (B, J, d, m)
+        o.append((Z @ r_t[..., None])[..., 0])                              # (B, J, d)
+    return _real(torch.stack(o, 1)).to(dtype), Z
+
+
+def gril_scan(V, K, r, A, Z0=None):
+    """Definition 4.2, all steps at once: a cumulative sum without gate, else an associative scan. Holds T states."""
+    V, K, r, A, Z0, dtype = _prepare(V, K, r, A, Z0)
+    Z = states(V, K, A, Z0)                                                 # (B, T, J, d, m)
+    o = (_real(Z) @ r[..., None])[..., 0]                                   # (B, T, J, d)
+    return o.to(dtype), Z[:, -1]
+
+
+def states(V, K, A, Z0):
+    """Every state Z_1 … Z_T of the recurrence (Eq. 7, Eq. 10), (B, T, J, d, m)."""
+    VK = (V @ K.mT).to(Z0.dtype)                                            # (B, T, J, d, m)
+    return VK.cumsum(1) + Z0[:, None] if A is None else scan(A[None, None], VK, Z0)
+
+
+def gril_chunk(V, K, r, A, Z0=None, chunk=32):
+    """Definition 4.2 for a gate γ per key channel, A = 1 γᵀ: products inside chunks, a carried state between them.
+
+    Inside a chunk o_t = Σ_{s≤t} V_s K_sᵀ (γ^{t-s} ⊙ r_t). Every pair s < t lies on two sides of one midpoint of one
+    block of 2, 4, 8, … positions, and γ^{t-s} = γ^{mid-s} γ^{t-mid} there: a plain product of scaled keys and read-outs,
+    with no negative power of γ to overflow and nothing to mask. The chunk is rounded up to a power of two.
+    """
+    if A is not None and A.ndim >= 2 and A.shape[-2] > 1:
+        raise ValueError(f"gril_chunk: a gate per key channel is needed, (J, 1, m) or (m,); got {tuple(A.shape)}, which "
+                         "differs along the value channels d. gril_scan and gril_loop take any gate")
+    if chunk < 1:
+        raise ValueError(f"gril_chunk: chunk must be at least 1, got {chunk}")
+    V, K, r, A, Z0, dtype = _prepare(V, K, r, A, Z0)
+    B, T, J, d, w = V.shape
+    L = 1 << (min(chunk, T) - 1).bit_length()
+    C = -(-T // L)                                                          # chunks; the last may be shorter
+    gamma = (torch.ones(1, 1, 1, dtype=r.dtype, device=r.device) if A is None else A).expand(J, 1, K.shape[3])[:, 0]
+    p = powers(gamma, L).movedim(0, 1)                                      # (J, L+1, m), γ⁰ … γᴸ
+    to_read, to_write = p[:, None, 1:], p[:, None, :L, None].flip(2)        # γ¹ … γᴸ; γᴸ⁻¹ … γ⁰ for all w keys
+
+    def cut(x):                                                             # (B, T, J, …) -> (B, J, C·L, …)
+        return F.pad(x, (0, 0) * (x.ndim - 2) + (0, C * L - T)).transpose(1, 2).contiguous()
+    V, K, r = cut(V.mT), cut(K.mT), cut(r)                                  # (…, w, d), (…, w, m), (…, m)
+
+    def blocks(x, n):                                                       # (B, J, C·L, …) -> (B, J, CL/n, n, …)
+        return x.unflatten(2, (-1, n))
+
+    o = (K @ r[..., None]).mT @ V                                           # (B, J, C·L, 1, d), each step on its own
+    n = 1
+    while n < L:                                                            # keys left, read-outs right of a midpoint
+        k = blocks(K, 2 * n)[:, :, :, :n] * to_write[:, :, L - n:]          # (B, J, CL/2n, n, w, m)
+        u = blocks(r, 2 * n)[:, :, :, n:] * to_read[:, :, :n]               # (B, J, CL/2n, n, m)
+        v = blocks(V, 2 * n)[:, :, :, :n].flatten(-3, -2)                   # (B, J, CL/2n, n·w, d)
+        left, right = o.unflatten(2, (-1, 2)).unbind(3)                     # (B, J, CL/2n, n, d)
+        o = torch.cat([left, right + _flat(u.conj()) @ _flat(k).flatten(-3, -2).mT @ v], 3)
+        n *= 2
+
+    def write(K, V, powers):                                                # Σ_s V_s (γ^{end-s} K_s)ᵀ
+        VK = V.flatten(-3, -2).mT @ _flat(K * powers).flatten(-3, -2)
+        return torch.view_as_complex(VK.unflatten(-1, (-1, 2))) if Z0.is_complex() else VK
+    Z_in = Z0[:, :, None]                                                   # (B, J, C, d, m), at each chunk's start
+    if C > 1:
+        VK = write(blocks(K, L)[:, :, :-1], blocks(V, L)[:, :, :-1], to_write).transpose(1, 2)
+        Z_in = torch.cat([Z_in, scan(p[None, None, :, L:], VK, Z0).transpose(1, 2)], 2)
+    o = o + _flat((blocks(r, L) * to_read).conj()) @ _flat(Z_in).mT         # (B, J, C, L, d)
+    n, last = T - (C - 1) * L, (C - 1) * L
+    Z = p[:, n:n + 1] * Z_in[:, :, -1] + write(K[:, :, last:T], V[:, :, last:T], to_write[:, 0, L - n:])
+    return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(dtype), Z
+
+
+def gril_step(v, k, u, Q, q, A, state):
+    """Definition 4.2 for one token of a stream: v, k, u (B, J, d | m | m) with the state (Z, the last w-1 tokens)."""
+    Z, past = state                                                         # (B, J, d, m), (B, J, d+2m, w-1)
+    C = torch.cat([past, torch.cat([v, k, u], -1)[..., None]], -1)          # (B, J, d+2m, w)
+    C_v, C_k, C_u = C.split([v.shape[-1], k.shape[-1], u.shape[-1]], -2)
+    Z = (Z if A is None else A * Z) + C_v @ Q @ C_k.mT                      # (B, J, d, m)
+    o = (_real(Z) @ (C_u @ q[..., None]))[..., 0]                           # (B, J, d)
+    return o, (Z, C[..., 1:])
+
+
+FORMS = {"loop": gril_loop, "scan": gril_scan, "chunk": gril_chunk}
+
+
+def _prepare(V, K, r, A, Z0):
+    """Checks shapes; state and gate become at least float32 (float64, complex when the inputs are); A gets 3 axes."""
+    shapes = f"V {tuple(V.shape)}, K {tuple(K.shape)}, r {tuple(r.shape)}"
+    if V.ndim != 5 or K.ndim != 5 or r.ndim != 4 or V.shape[:3] != K.shape[:3] or V.shape[4] != K.shape[4] \
+            or r.shape != K.shape[:4]:
+        raise ValueError(f"shapes do not fit V (B, T, J, d, w), K (B, T, J, m, w), r (B, T, J, m): got {shapes}")
+    if V.shape[1] == 0:
+        raise ValueError(f"empty sequence: {shapes}")
+    for name, x in dict(V=V, K=K, r=r).items():
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must be real floating point, got {x.dtype}")
+    B, T, J, d, _ = V.shape
+    m = K.shape[3]
+    if A is not None:
+        if not (A.is_floating_point() or A.is_complex()):
+            raise ValueError(f"A must be floating point or complex, got {A.dtype}")
+        if A.ndim > 3 or any(a not in (1, n) for a, n in zip(A.shape[::-1], (m, d, J))):
+            raise ValueError(f"gate A {tuple(A.shape)} does not broadcast to (J, d, m) = {(J, d, m)}")
+    if Z0 is not None and Z0.shape != (B, J, d, m):
+        raise ValueError(f"Z0 {tuple(Z0.shape)} is not (B, J, d, m) = {(B, J, d, m)}")
+    dtype = reduce(torch.promote_types, (x.dtype for x in (V, K, r)), torch.float32)
+    Z_dtype = reduce(torch.promote_types, (x.dtype for x in (A, Z0) if x is not None), dtype)
+    if A is not None:
+        A = A.to(Z_dtype).reshape((1,) * (3 - A.ndim) + A.shape)
+    Z0 = V.new_zeros(B, J, d, m, dtype=Z_dtype) if Z0 is None else Z0.to(Z_dtype)
+    dtype = Z_dtype.to_real()
+    return V.to(dtype), K.to(dtype), r.to(dtype), A, Z0, V.dtype
+
+
+def _real(x):
+    return x.real if x.is_complex() else x
+
+
+def _flat(x):
+    """Complex channels as pairs of real ones, so that Re(a · conj(b)) is the real product _flat(a) · _flat(b)."""
+    return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
+
+
+def powers(gamma, n):
+    """γ⁰ … γⁿ along a new first axis, by doubling: products only, so exact and differentiable at γ = 0 too."""
+    p = torch.ones_like(gamma)[None]
+    while len(p) <= n:
+        p = torch.cat([p, p * gamma])
+        gamma = gamma * gamma
+    return p[:n + 1]
+
+
+def scan(a, b, z0):
+    """z_t = a_t ⊙ z_{t-1} + b_t along axis 1 (Eq. 1), in log depth; a (B|1, T|1, …), b (B, T, …), z0 (B, …)."""
+    return _Scan.apply(a, b, z0)
+
+
+class _Scan(torch.autograd.Function):
+    """The scan with its gradient written as the same scan backwards, so that only a and z are kept."""
+
+    @staticmethod
+    def forward(ctx, a, b, z0):
+        b = torch.cat([b[:, :1] + a[:, :1] * z0[:, None], b[:, 1:]], 1)
+        z = _associative_scan(a, b)
+        ctx.save_for_backward(a, z, z0)
+        return z
+
+    @staticmethod
+    def backward(ctx, g):
+        a, z, z0 = ctx.saved_tensors
+        back = a.conj() if a.shape[1] == 1 else torch.cat([a[:, 1:], a[:, :1]], 1).conj()   # a_{t+1} meets dz_{t+1}
+        g = _associative_scan(back.flip(1), g.flip(1)).flip(1)              # dL/db_t = g_t + ā_{t+1} dL/db_{t+1}
+        z = torch.cat([z0[:, None], z[:, :-1]], 1)
+        return (g * z.conj()).sum_to_size(a.shape), g, (a[:, :1].conj() * g[:, :1])[:, 0].sum_to_size(z0.shape)
+
+
+def _associative_scan(a, b):
+    """z_t = a_t z_{t-1} + b_t from zero: pairs are merged, the half as long sequence solved, the rest filled in."""
+    T = b.shape[1]
+    if T == 1:
+        return b
+    n, rest = T // 2, (T - 1) // 2
+    first, second, third = (a, a, a) if a.shape[1] == 1 else (a[:, :2 * n:2], a[:, 1::2], a[:, 2::2])
+    z = torch.empty_like(b)
+    z[:, 0] = b[:, 0]
+    z[:, 1::2] = _associative_scan(second * first, b[:, 1::2] + second * b[:, :2 * n:2])
+    z[:, 2::2] = b[:, 2::2] + third * z[:, 1:2 * rest:2]
+    return z
+
+
+# ---------------------------------------------------------------------------------------- 3. the in-context layers
+# Each takes tokens (B, L, f) and gives one prediction per recurrent step, (B, T, outputs); the last is the query's.
+
+def interleave(x, y, f=None):
+    """The prompt x_1, y_1, …, x_N, y_N, x_query of Sec. 4.2 from x (B, N+1, ·), y (B, N, ·), zero-padded to width f."""
+    f = f or max(x.shape[-1], y.shape[-1])
+    x, y = (F.pad(z, (0, f - z.shape[-1])) for z in (x, y))
+    pairs = torch.stack([x[:, :-1], y], 2).flatten(1, 2)                    # (B, 2N, f)
+    return torch.cat([pairs, x[:, -1:]], 1)                                 # (B, 2N+1, f)
+
+
+SCALAR_VARIANTS = {             # App. C.1: what Ψ is fed, how the state is read
+    "full":       dict(product=True, query=True),
+    "no_input":   dict(product=False, query=True),
+    "no_output":  dict(product=True, query=False),
+    "neither":    dict(product=False, query=False),
+}
+
+
+class ScalarGRIL(nn.Module):
+    """Eq. 12 to 14 (App. A.1): z_t = A ⊙ z_{t-1} + Ψ c_t, o_t = β z_tᵀ Θ c_t with c_t = [x_t y_t, x_{t+1}].
+
+    Tokens are the raw [x_t, y_t, x_{t+1}]; the layer forms the product x_t y_t ("input construction") itself, so that
+    its ablation sees the same data. Without "output construction" the state is read by a learned vector, o = uᵀ z.
+    """
+
+    def __init__(self, f, hidden=None, variant="full", form=gril_scan):
+        super().__init__()
+        _known("variant", variant, SCALAR_VARIANTS)
+        self.f, self.form, self.variant = f, form, SCALAR_VARIANTS[variant]
+        hidden, width = hidden or f, 2 * f if self.variant["product"] else 2 * f + 1
+        if hidden < f:
+            raise ValueError(f"ScalarGRIL: a hidden size of {hidden} cannot hold the gradient of {f} weights")
+        self.Psi = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
+        if self.variant["query"]:
+            self.Theta = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
+        else:
+            self.u = nn.Parameter(torch.randn(hidden) / math.sqrt(hidden))
+        self.A = nn.Parameter(torch.empty(hidden).uniform_(0.5, 1))
+        self.beta = nn.Parameter(torch.ones(1))
+
+    def forward(self, s):
+        x, y, x_next = s.split([self.f, 1, self.f], -1)
+        c = torch.cat([x * y, x_next], -1) if self.variant["product"] else s        # (B, T, 2f | 2f+1)
+        r = c @ self.Theta.mT if self.variant["query"] else self.u.expand(*c.shape[:2], -1)
+        V = torch.ones_like(c[:, :, None, :1, None])                                # z is the one row of Z: d = w = 1
+        o, _ = self.form(V, (c @ self.Psi.mT)[:, :, None, :, None], (_per_step(self.beta) * r)[:, :, None], self.A)
+        return o[:, :, 0]                                                           # (B, T, 1)
+
+
+VARIANTS = {                    # App. C.2, and the window of two that qualifies "w = 3 is minimal"
+    "full":       dict(w=3, stride=2, query=True),
+    "no_window":  dict(w=1, stride=1, query=True),
+    "no_readout": dict(w=3, stride=2, query=False),
+    "neither":    dict(w=1, stride=1, query=False),
+    "w2":         dict(w=2, stride=1, query=True),
+}
+
+
+class GRIL(nn.Module):
+    """Definition 4.2 on interleaved tokens (Sec. 4.2): one layer, one gradient step on W, where o = W x."""
+
+    def __init__(self, f, variant="full", form=gril_scan):
+        super().__init__()
+        _known("variant", variant, VARIANTS)
+        self.form, self.variant = form, VARIANTS[variant]
+        w = self.variant["w"]
+        self.Q = nn.Parameter(torch.randn(w, w) / w)
+        self.A = nn.Parameter(torch.empty(f, f).uniform_(0.5, 1))
+        self.beta = nn.Parameter(torch.ones(1))
+        if self.variant["query"]:
+            self.q = nn.Parameter(torch.randn(w) / math.sqrt(w))
+        else:
+            self.u = nn.Parameter(torch.randn(f) / math.sqrt(f))                    # reads the state without a query
+
+    def forward(self, s):
+        C = window(s, self.variant["w"], self.variant["stride"], causal=False)      # (B, T, f, w)
+        r = C @ self.q if self.variant["query"] else self.u.expand(*C.shape[:3])    # (B, T, f)
+        o, _ = self.form((C @ self.Q)[:, :, None], C[:, :, None], (_per_step(self.beta) * r)[:, :, None], self.A)
+        return o[:, :, 0]                                                           # (B, T, f)
+
+
+class MultistepGRIL(nn.Module):
+    """App. A.3, Proposition A.1: a gradient step per layer, W_l = (1-ηλ) W_{l-1} + β_l (Z_l - W_{l-1} Z̃_l), o = W_L C q.
+
+    Each layer sees the same window and has two heads, Z = Σ y xᵀ and Z̃ = Σ x xᵀ. No W_l is ever formed: the layers are
+    walked from the top with the read-out vector, since W_l r = β_l Z_l r + W_{l-1} (r - ηλ r - β_l Z̃_l r). With
+    loops=k the whole stack is applied k times with the same weights. `decay` is ηλ (App. A.5).
+    """
+
+    def __init__(self, f, layers=2, loops=1, form=gril_scan):
+        super().__init__()
+        self.form, self.loops = form, loops
+        self.Q = nn.Parameter(torch.randn(layers, 2, 3, 3) / 3)
+        self.q = nn.Parameter(torch.randn(3) / math.sqrt(3))
+        self.A = nn.Parameter(torch.empty(layers, 2, f, f).uniform_(0.5, 1))
+        self.beta = nn.Parameter(torch.ones(layers, 1))
+        self.register_buffer("decay", torch.zeros(layers))
+        self.register_buffer("W0", torch.zeros(f, f))
+
+    def forward(self, s):
+        C = window(s, 3, 2, causal=False)                                           # (B, T, f, 3)
+        K = C[:, :, None].expand(-1, -1, 2, -1, -1)                                 # (B, T, 2, f, 3), for both heads
+        r, o = C @ self.q, 0                                                        # (B, T, f)
+        for l in reversed(list(range(len(self.Q))) * self.loops):
+            V = C[:, :, None] @ self.Q[l]                                           # (B, T, 2, f, 3)
+            ZZ, _ = self.form(V, K, r[:, :, None].expand(-1, -1, 2, -1), self.A[l])
+            Zr, Zr_tilde = (_per_step(self.beta[l])[..., None] * ZZ).unbind(2)      # (B, T, f)
+            o, r = o + Zr, r - self.decay[l] * r - Zr_tilde
+        return o + r @ self.W0.mT                                                   # (B, T, f)
+
+
+class NonlinearGRIL(nn.Module):
+    """App. A.4 and B.4: a linear layer, then the weighted sigmoid gated unit y ⊙ σ(W GELU(y)) on its output."""
+
+    def __init__(self, f, layers=1, form=gril_scan):
+        super().__init__()
+        self.linear = GRIL(f, form=form) if layers == 1 else MultistepGRIL(f, layers, form=form)
+        self.gate = nn.Linear(f, f)
+
+    def forward(self, s):
+        y = self.linear(s)                                                          # (B, T, f)
+        return y * self.gate(F.gelu(y)).sigmoid()
+
+
+class StateMLPGRIL(nn.Module):
+    """App. A.4 to the letter: an MLP ρ on the state before it is read, o_t = β ρ(Z_t) C_t q, on each row of Z_t."""
+
+    def __init__(self, f, hidden=None):
+        super().__init__()
+        self.linear = GRIL(f)
+        self.rho = mlp(f, hidden or 4 * f, f)
+
+    def forward(self, s):
+        layer, C = self.linear, window(s, 3, 2, causal=False)                       # (B, T, f, 3)
+        V, K, r, A, Z0, _ = _prepare((C @ layer.Q)[:, :, None], C[:, :, None], (C @ layer.q)[:, :, None], layer.A, None)
+        Z = states(V, K, A, Z0)                                                     # (B, T, 1, f, f)
+        return _per_step(layer.beta) * ((Z + self.rho(Z)) @ r[..., None])[:, :, 0, :, 0]     # (B, T, f)
+
+
+class ClassifierGRIL(nn.Module):
+    """Sec. 4.4, Proposition 4.3: windows (φ(x_t), y_t - p_t, φ(x_{t+1})); the state holds minus the gradient of Eq. 11.
+
+    Tokens interleave x_t with the error y_t - p_t at W = 0 (one-hot minus 1/K; ±½ when binary, K = 1), zero-padded.
+    """
+
+    def __init__(self, f, K, hidden=None, identity=False, form=gril_scan):
+        super().__init__()
+        self.f, self.K, self.width = f, K, max(f, K)
+        self.phi = nn.Identity() if identity else mlp(f, hidden or 4 * f, f)
+        self.linear = GRIL(self.width, form=form)
+
+    def forward(self, s):
+        phi = self.phi(s[:, ::2, :self.f])                                          # (B, N+1, f)
+        return self.linear(interleave(phi, s[:, 1::2], self.width))[..., :self.K]   # logits (B, N, K)
+
+
+def linear_attention(s, W_Q, W_K, W_V, A=None, form=gril_scan):
+    """w = 1 (Sec. 4.5, Eq. 3): Z_t = A ⊙ Z_{t-1} + (W_Vᵀ s_t)(W_Kᵀ s_t)ᵀ, o_t = Z_t W_Qᵀ s_t; A = None is the plain one."""
+    o, _ = form((s @ W_V)[:, :, None, :, None], (s @ W_K)[:, :, None, :, None], (s @ W_Q)[:, :, None], A)
+    return o[:, :, 0]                                                               # (B, T, d)
+
+
+def mlp(f, hidden, out):
+    return nn.Sequential(nn.Linear(f, hidden), nn.GELU(), nn.Linear(hidden, out))
+
+
+def _per_step(beta):
+    """β is one number, or one per step t (η/t, for exact gradient descent on every prefix): made to fit (B, T, ·)."""
+    return beta[:, None]
+
+
+def _known(what, name, table):
+    if name not in table:
+        raise ValueError(f"unknown {what} {name!r}; there are: {', '.join(table)}")
+
+
+# ------------------------------------------------------------------------------------------- 4. the constructions
+# Each sets a layer's weights so that its forward pass is gradient descent with step size eta on the mean loss of the
+# N examples, and returns the layer. N may be a tensor 1 … T: then step t is gradient descent on the first t examples.
+
+@torch.no_grad()
+def construct_scalar(layer, eta, N):
+    """App. A.1: Ψ = [I 0], Θ = [0 I], A = 1, β = η/N."""
+    hidden, f = len(layer.A), layer.f
+    eye = torch.eye(hidden, f).to(layer.Psi)
+    layer.Psi.copy_(torch.cat([eye, 0 * eye], 1))
+    layer.Theta.copy_(torch.cat([0 * eye, eye], 1))
+    layer.A.fill_(1)
+    layer.beta = _step_size(layer.beta, eta, N)
+    return layer
+
+
+@torch.no_grad()
+def construct_multivariate(layer, eta, N):
+    """Sec. 4.2, Proposition 4.1: Q = e₂ e₁ᵀ, q = e₃, A = 1, β = η/N, so that Z = Σ y xᵀ is read with x_query."""
+    e1, e2, e3 = torch.eye(3).to(layer.Q)
+    layer.Q.copy_(torch.outer(e2, e1))
+    layer.q.copy_(e3)
+    layer.A.fill_(1)
+    layer.beta = _step_size(layer.beta, eta, N)
+    return layer
+
+
+@torch.no_grad()
+def construct_multistep(layer, eta, N, W0=None, weight_decay=0.0):
+    """App. A.3: heads Q = e₂ e₁ᵀ and Q̃ = e₁ e₁ᵀ, q = e₃, A = 1, β = η/N, from W0; eta may be one per layer.
+
+    App. A.5: for the loss plus (λ/2) ‖W‖², λ = weight_decay, each step also takes ηλ W. The paper's formula has
+    (η/N) W there, which belongs to neither (λ/2) ‖W‖² nor its own ‖W‖²; the recurrence is untouched either way.
+    """
+    e1, e2, e3 = torch.eye(3).to(layer.Q)
+    layer.Q.copy_(torch.stack([torch.outer(e2, e1), torch.outer(e1, e1)]).expand_as(layer.Q))
+    layer.q.copy_(e3)
+    layer.A.fill_(1)
+    eta = torch.as_tensor(eta, dtype=layer.beta.dtype).expand(len(layer.beta)).to(layer.beta.device)
+    layer.beta = _step_size(layer.beta, eta[:, None], N)
+    layer.decay.copy_(eta * weight_decay)
+    layer.W0.copy_(torch.zeros_like(layer.W0) if W0 is None else W0)
+    return layer
+
+
+def construct_softmax(model, eta, N):
+    """App. A.6: the error of cross-entropy takes the place of y, so the weights are those of the multivariate case.
+
+    With the paper's r = p - y the state would hold the gradient and β its minus; here the tokens are y - p, β = +η/N.
+    """
+    construct_multivariate(model.linear, eta, N)
+    return model
+
+
+def construct_binary(model, eta, N):
+    """App. A.6, one logit: the same weights on tokens y - ½."""
+    if model.K != 1:
+        raise ValueError(f"construct_binary: the model has {model.K} logits, binary cross-entropy has one")
+    return construct_softmax(model, eta, N)
+
+
+def gd_dagger(model, eta, N):
+    """GD† (Fig. 3B, Fig. 4): the recurrence frozen at the construction; the auxiliary map (and β) stay trainable."""
+    construct = construct_multistep if isinstance(model.linear, MultistepGRIL) else construct_multivariate
+    construct(model.linear, eta, N)
+    for name in ("Q", "q", "A"):
+        getattr(model.linear, name).requires_grad_(False)
+    return model
+
+
+def _step_size(beta, eta, N):
+    eta, N = (torch.as_tensor(x, dtype=beta.dtype, device=beta.device) for x in (eta, N))
+    return nn.Parameter(eta / N.reshape(-1), requires_grad=beta.requires_grad)
+
+
+# ------------------------------------------------------------------------------------------- 5. the sequence block
+
+class GrilMixer(nn.Module):
+    """The recurrence between projections (App. D): (B, T, H) -> (B, T, H), J states of (P/J) × (P/J), causal.
+
+    u = W_in z;  windows over u, W_k u, W_v u;  V = C_v Q, K = γ-normalised C_k, r = β C_u q per block;
+    y = GELU(W_out o + D ⊙ z);  W_1 y ⊙ σ(W_2 y).     2H² + 2PH + 2P² parameters, and a few per channel.
+    The gate is the LRU's: one λ = exp(-exp ν + i exp θ) per key channel, inputs scaled by √(1 - |λ|²).
+    """
+    recurrent = ("nu", "theta", "Q", "q", "beta")               # trained with the lower learning rate, undecayed
+
+    def __init__(self, H, P, J, w=3, r_min=0.0, r_max=0.99, max_phase=2 * math.pi, gate="complex", form="auto"):
+        super().__init__()
+        if P % J:
+            raise ValueError(f"GrilMixer: state size P = {P} is not divisible by J = {J} blocks")
+        _known("gate", gate, ("real", "complex"))
+        _known("form", form, ("auto", *FORMS))
+        self.J, self.h, self.w, self.form = J, P // J, w, form
+        self.W_in = nn.Linear(H, P, bias=False)
+        self.W_vk = nn.Linear(P, 2 * P, bias=False)
+        self.W_out = nn.Linear(P, H, bias=False)
+        for W in (self.W_in, self.W_vk, self.W_out):
+            nn.init.normal_(W.weight, std=W.in_features ** -0.5)                    # unit variance in, unit variance out
+        self.D = nn.Parameter(torch.randn(H))
+        self.glu = nn.Linear(H, 2 * H)
+        self.Q = nn.Parameter(torch.randn(J, w, w) / math.sqrt(w))
+        self.q = nn.Parameter(torch.randn(J, w) / math.sqrt(w))
+        self.beta = nn.Parameter(torch.ones(J))
+        radius = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(min=1e-6)        # |λ|²
+        self.nu = nn.Parameter((-0.5 * radius.log()).log())
+        self.theta = nn.Parameter((max_phase * torch.rand(J, self.h).clamp(min=1e-6)).log()) if gate == "complex" else None
+
+    def gates(self):
+        """λ (J, 1, h) and the key scale √(1 - |λ|²) / √h (J, h)."""
+        log_radius = -self.nu.exp()
+        scale = (-torch.expm1(2 * log_radius) / self.h).sqrt()
+        gamma = log_radius.exp()
+        gamma = gamma if self.theta is None else torch.polar(gamma, self.theta.exp())
+        return gamma[:, None], scale
+
+    def tokens(self, z, scale):
+        """(…, H) -> v, k, u (…, J, h), what the windows run over."""
+        u = self.W_in(z)
+        v, k = self.W_vk(u).chunk(2, -1)
+        v, k, u = (x.unflatten(-1, (self.J, self.h)) for x in (v, k, u))
+        return v, k * scale.to(k.dtype), u
+
+    def output(self, o, z):
+        return F.glu(self.glu(F.gelu(self.W_out(o.flatten(-2).to(z.dtype)) + self.D * z)))
+
+    def run(self, z, state=None):
+        """A stretch of the sequence from a state to the next one: (B, T, H), state -> (B, T, H), state."""
+        gamma, scale = self.gates()
+        vku = torch.cat([x.movedim(1, -1) for x in self.tokens(z, scale)], 2)       # (B, J, 3h, T)
+        Z, past = state if state is not None else self.start(z)
+        vku = torch.cat([past.to(vku.dtype), vku], -1)                              # (B, J, 3h, w-1+T)
+        C = vku.unfold(-1, self.w, 1).movedim(3, 1)                                 # (B, T, J, 3h, w)
+        C_v, C_k, C_u = C.split(self.h, -2)
+        with torch.autocast(z.device.type, enabled=False):                          # state and gate stay float32
+            r = torch.einsum("btjhw,jw->btjh", C_u, (self.beta[:, None] * self.q).to(C.dtype))
+            o, Z = FORMS[self.chosen_form()](C_v @ self.Q.to(C.dtype), C_k, r, gamma, Z)
+        return self.output(o, z), (Z, vku[..., vku.shape[-1] - (self.w - 1):])
+
+    def step(self, z, state=None):
+        """One token of a stream: (B, H), state -> (B, H), state."""
+        gamma, scale = self.gates()
+        v, k, u = (x.to(scale.dtype) for x in self.tokens(z, scale))
+        state = state if state is not None else self.start(z)
+        o, state = gril_step(v, k, u, self.Q, self.beta[:, None] * self.q, gamma, state)
+        return self.output(o, z), state
+
+    def start(self, z):
+        """The empty state: Z = 0 and a window of zeros."""
+        dtype = torch.promote_types(self.nu.dtype if self.theta is None else self.nu.dtype.to_complex(), torch.float32)
+        return (z.new_zeros(len(z), self.J, self.h, self.h, dtype=dtype),
+                z.new_zeros(len(z), self.J, 3 * self.h, self.w - 1))
+
+    def forward(self, z):
+        return self.run(z)[0]
+
+    def chosen_form(self):
+        if self.form != "auto":
+            return self.form
+        return "chunk"
+
+
+class Block(nn.Module):
+    """x + dropout(mixer(LayerNorm(x))), for GRIL and every other mixer with run and step."""
+
+    def __init__(self, mixer, H, dropout=0.0):
+        super().__init__()
+        self.norm, self.mixer, self.dropout = nn.LayerNorm(H), mixer, nn.Dropout(dropout)
+
+    def run(self, x, state=None):
+        y, state = self.mixer.run(self.norm(x), state)
+        return x + self.dropout(y), state
+
+    def step(self, x, state=None):
+        y, state = self.mixer.step(self.norm(x), state)
+        return x + self.dropout(y), state
+
+    def forward(self, x):
+        return self.run(x)[0]

@@ -1,0 +1,511 @@
+"""Theorems first: constructed weights are gradient descent. Then: every form of the recurrence is the same function.
+
+    .venv/bin/python -m pytest -q            everything but the slow proofs
+    .venv/bin/python -m pytest -q -m slow    the slow proofs
+"""
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gril
+from gril import (GRIL, Block, ClassifierGRIL, GrilMixer, MultistepGRIL, NonlinearGRIL, ScalarGRIL, StateMLPGRIL,
+                  construct_binary, construct_multistep, construct_multivariate, construct_scalar, construct_softmax,
+                  gd_dagger, gril_chunk, gril_loop, gril_scan, gril_step, interleave, linear_attention, window)
+
+f64 = torch.float64
+SIZES = list(itertools.product((1, 3, 10), (1, 10, 100)))               # f, N
+
+
+def agree(tol, **pairs):
+    """Each pair name=(got, expected) within tol of the expected tensor's size; a failure names tensor and error."""
+    wrong = []
+    for name, (got, expected) in pairs.items():
+        assert got.shape == expected.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+        error = (got - expected).abs().max().item() / max(1.0, expected.abs().max().item())
+        if not error <= tol:                                            # also true for nan
+            wrong.append(f"{name}: error {error:.1e} > {tol:.0e}")
+    assert not wrong, "; ".join(wrong)
+
+
+def seeded(*shape, seed=0, dtype=f64):
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def descend(loss, W0, eta, steps=1):
+    """Gradient descent by autograd on an explicit loss: what the constructions must reproduce."""
+    W = W0.clone()
+    for _ in range(steps):
+        W.requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(W), W)
+        W = (W - eta * gradient).detach()
+    return W
+
+
+def every_prefix(x, y, loss, W0, eta, steps=1):
+    """Predictions W_t x_{t+1} (B, N, n_o) of gradient descent on loss(W, x_{≤t}, y_{≤t}), task by task, prefix by prefix."""
+    return torch.stack([torch.stack([
+        descend(lambda W: loss(W, x[b, :t], y[b, :t]), W0, eta, steps) @ x[b, t] for t in range(1, y.shape[1] + 1)])
+        for b in range(len(x))])
+
+
+def squared(W, x, y):
+    """Eq. 15: 1/(2N) Σ ‖W x - y‖²."""
+    return 0.5 * (x @ W.mT - y).square().sum(-1).mean()
+
+
+# ---------------------------------------------------------------------------------------------------- the theorems
+
+@pytest.mark.parametrize("f, N", SIZES)
+def test_scalar_construction_is_gradient_descent(f, N):
+    x, w = seeded(2, N + 1, f), seeded(2, f, seed=1)
+    y = torch.einsum("bnf,bf->bn", x, w)[..., None]
+    layer = construct_scalar(ScalarGRIL(f).to(f64), 0.7, torch.arange(1, N + 1))
+    s = torch.cat([x[:, :-1], y[:, :-1], x[:, 1:]], -1)
+    agree(1e-10, prediction=(layer(s), every_prefix(x, y[:, :-1], squared, torch.zeros(1, f, dtype=f64), 0.7)))
+
+
+@pytest.mark.parametrize("f, N", SIZES)
+def test_multivariate_construction_is_gradient_descent_on_every_prefix(f, N):
+    x, W = seeded(2, N + 1, f), seeded(2, f, f, seed=1)
+    y = x @ W.mT
+    s = interleave(x, y[:, :-1])
+    expected = every_prefix(x, y[:, :-1], squared, torch.zeros(f, f, dtype=f64), 0.7)
+    layer = construct_multivariate(GRIL(f).to(f64), 0.7, torch.arange(1, N + 1))
+    agree(1e-10, prefixes=(layer(s), expected))
+    layer = construct_multivariate(GRIL(f).to(f64), 0.7, N)             # one β = η/N: exact at the query
+    agree(1e-10, query=(layer(s)[:, -1], expected[:, -1]))
+
+
+@pytest.mark.parametrize("f, N", SIZES)
+@pytest.mark.parametrize("layers", (1, 2, 5))
+@pytest.mark.parametrize("start", ("zero", "random"))
+def test_multistep_construction_is_gradient_descent_on_every_prefix(f, N, layers, start):
+    x, W = seeded(1, N + 1, f), seeded(1, f, f, seed=1)
+    y = x @ W.mT
+    W0 = torch.zeros(f, f, dtype=f64) if start == "zero" else seeded(f, f, seed=2)
+    eta, t = 0.3 / f, torch.arange(1, N + 1)
+    expected = every_prefix(x, y[:, :-1], squared, W0, eta, layers)
+    stack = construct_multistep(MultistepGRIL(f, layers).to(f64), eta, t, W0)
+    looped = construct_multistep(MultistepGRIL(f, 1, loops=layers).to(f64), eta, t, W0)
+    s = interleave(x, y[:, :-1])
+    agree(1e-10, stack=(stack(s), expected), looped=(looped(s), expected))
+
+
+def test_multistep_with_a_step_size_per_layer():
+    x, W = seeded(1, 8, 3), seeded(3, 3, seed=1)
+    y = x @ W.mT
+    expected = torch.zeros(3, 3, dtype=f64)
+    for eta in (0.2, 0.5):
+        expected = descend(lambda W: squared(W, x[0, :-1], y[0, :-1]), expected, eta)
+    layer = construct_multistep(MultistepGRIL(3, 2).to(f64), [0.2, 0.5], 7)
+    agree(1e-10, query=(layer(interleave(x, y[:, :-1]))[0, -1], expected @ x[0, -1]))
+
+
+@pytest.mark.parametrize("f, N", SIZES)
+def test_l2_construction_is_gradient_descent_on_the_penalised_loss(f, N):
+    x, W, W0, penalty = seeded(1, N + 1, f), seeded(f, f, seed=1), seeded(f, f, seed=2), 0.4
+    y = x @ W.mT
+
+    def loss(W, x, y):
+        return squared(W, x, y) + penalty / 2 * W.square().sum()
+    eta = 0.3 / f
+    layer = construct_multistep(MultistepGRIL(f, 2).to(f64), eta, torch.arange(1, N + 1), W0, weight_decay=penalty)
+    agree(1e-10, prefixes=(layer(interleave(x, y[:, :-1])), every_prefix(x, y[:, :-1], loss, W0, eta, 2)))
+
+
+def softmax_loss(W, x, y):
+    return -(y * (x @ W.mT).log_softmax(-1)).sum(-1).mean()
+
+
+def binary_loss(W, x, y):
+    return F.binary_cross_entropy_with_logits(x @ W.mT, y)
+
+
+@pytest.mark.parametrize("f, N", SIZES)
+@pytest.mark.parametrize("K, construct, loss, p", ((3, construct_softmax, softmax_loss, 1 / 3),
+                                                   (1, construct_binary, binary_loss, 1 / 2)))
+def test_cross_entropy_construction_is_gradient_descent_in_feature_space(f, N, K, construct, loss, p):
+    x = seeded(2, N + 1, f)
+    label = torch.randint(K if K > 1 else 2, (2, N), generator=torch.Generator().manual_seed(1))
+    y = F.one_hot(label, K).to(f64) if K > 1 else label[..., None].to(f64)
+    torch.manual_seed(0)
+    model = construct(ClassifierGRIL(f, K).to(f64), 0.7, torch.arange(1, N + 1))
+    logits = model(interleave(x, y - p, model.width))
+    phi = model.phi(x).detach()
+    agree(1e-10, logits=(logits.detach(), every_prefix(phi, y, loss, torch.zeros(K, f, dtype=f64), 0.7)))
+
+
+def test_softmax_needs_no_residual_but_binary_does():
+    """At W = 0 softmax: y and y - 1/K give logits that differ by a constant; a single logit needs y - ½."""
+    x, label = seeded(4, 6, 3), torch.randint(3, (4, 5), generator=torch.Generator().manual_seed(1))
+    y = F.one_hot(label, 3).to(f64)
+    model = construct_softmax(ClassifierGRIL(3, 3, identity=True).to(f64), 1.0, 5)
+    agree(1e-12, probabilities=(model(interleave(x, y)).softmax(-1), model(interleave(x, y - 1 / 3)).softmax(-1)))
+    binary = construct_binary(ClassifierGRIL(3, 1, identity=True).to(f64), 1.0, 5)
+    y = (label > 0)[..., None].to(f64)
+    assert (binary(interleave(x, y)).sigmoid() - binary(interleave(x, y - 0.5)).sigmoid()).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("n_o", (1, 2, 5))
+def test_targets_of_another_width_by_zero_padding(n_o):
+    """n_o < f, n_o > f, and scalar targets as zero-padded tokens (App. A.1) all are the multivariate construction."""
+    x, W = seeded(2, 8, 3), seeded(n_o, 3, seed=1)
+    y = x @ W.mT
+    s = interleave(x, y[:, :-1])
+    layer = construct_multivariate(GRIL(s.shape[-1]).to(f64), 0.7, torch.arange(1, 8))
+    agree(1e-10, prediction=(layer(s)[..., :n_o], every_prefix(x, y[:, :-1], squared, torch.zeros(n_o, 3, dtype=f64), 0.7)))
+    assert not layer(s)[..., n_o:].any()                                # nothing leaks into the padding
+
+
+def test_gd_dagger_freezes_the_recurrence_and_trains_the_rest():
+    for model in (NonlinearGRIL(4), NonlinearGRIL(4, layers=2), StateMLPGRIL(4), ClassifierGRIL(4, 3)):
+        gd_dagger(model, 1.0, 5)
+        trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+        assert "linear.beta" in trainable and len(trainable) > 1
+        assert not trainable & {"linear.Q", "linear.q", "linear.A"}
+        model(seeded(2, 11, 4, dtype=torch.float32)).square().mean().backward()
+        assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_state_mlp_with_zero_rho_is_the_linear_layer():
+    torch.manual_seed(0)
+    model = StateMLPGRIL(4).to(f64)
+    for p in model.rho[-1].parameters():
+        nn.init.zeros_(p)
+    s = seeded(2, 11, 4)
+    agree(1e-12, output=(model(s), model.linear(s)))
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_degrees_of_freedom_grow_as_f_squared():
+    """GRIL: f² + 13. A gated recurrent network that holds the same f² numbers needs transitions of f² × f²."""
+    for f in (1, 10, 50):
+        assert count(GRIL(f)) == f ** 2 + 3 * 3 + 3 + 1
+    with torch.device("meta"):
+        gated = [count(nn.GRU(f, f ** 2)) / f ** 4 for f in (10, 20, 40)]
+    assert all(3 <= ratio < 4 for ratio in gated)                       # three f² × f² matrices and lower orders
+
+
+# ---------------------------------------------------------------------------------------------------- w = 1, windows
+
+def test_w1_is_linear_self_attention_in_its_parallel_form():
+    s, W_Q, W_K, W_V = seeded(2, 9, 4), seeded(4, 5, seed=1), seeded(4, 5, seed=2), seeded(4, 3, seed=3)
+    parallel = ((s @ W_Q) @ (s @ W_K).mT).tril() @ (s @ W_V)            # causal LSA(S) = Q Kᵀ V, Sec. 3
+    for form in (gril_loop, gril_scan, gril_chunk):
+        agree(1e-12, output=(linear_attention(s, W_Q, W_K, W_V, form=form), parallel))
+
+
+def test_mixer_of_w1_is_gated_linear_attention():
+    torch.manual_seed(0)
+    mixer = GrilMixer(8, 6, 1, w=1, gate="real").to(f64)
+    z = seeded(2, 9, 8)
+    gamma, scale = mixer.gates()
+    v, k, u = (x[:, :, 0] for x in mixer.tokens(z, scale))
+    distance = (torch.arange(9)[:, None] - torch.arange(9)).clamp(min=0)[..., None]
+    scores = torch.einsum("btm,bsm,tsm->bts", u, k, gamma[0] ** distance).tril() * mixer.Q.item() * mixer.q.item()
+    agree(1e-12, output=(mixer(z), mixer.output((scores @ v)[:, :, None], z)))
+
+
+def test_windows():
+    s = torch.arange(1.0, 8)[None, :, None]                             # x1 y1 x2 y2 x3 y3 x4
+    assert window(s, 3, 2, causal=False)[0, :, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
+    assert window(s, 3)[0, :3, 0].tolist() == [[0, 0, 1], [0, 1, 2], [1, 2, 3]]
+    assert window(s, 3).shape == (1, 7, 1, 3) and window(s[:, :1], 3).shape == (1, 1, 1, 3)
+    x, y = seeded(2, 4, 3), seeded(2, 3, 3, seed=1)
+    C = window(interleave(x, y), 3, 2, causal=False)                    # Eq. 9
+    agree(0, x=(C[..., 0], x[:, :-1]), y=(C[..., 1], y), x_next=(C[..., 2], x[:, 1:]))
+
+
+def test_the_cross_product_is_the_sum_of_its_outer_products():
+    """Eq. 10."""
+    C, Q = seeded(4, 3), seeded(3, 3, seed=1)
+    expected = sum(Q[i, j] * torch.outer(C[:, i], C[:, j]) for i in range(3) for j in range(3))
+    agree(1e-12, cross_product=(C @ Q @ C.mT, expected))
+
+
+# -------------------------------------------------------------------------------------- loop = scan = chunk = step
+
+def gate(name, J, d, m, dtype=f64):
+    per_key = torch.rand(J, 1, m, dtype=dtype, generator=torch.Generator().manual_seed(3))
+    return {"none": None, "ones": torch.ones_like(per_key), "zeros": torch.zeros_like(per_key),
+            "1e-8": torch.full_like(per_key, 1e-8), "mixed": per_key, "negative": -per_key,
+            "with 0 and 1": per_key.mul(3).clamp(max=1) * (per_key > 0.1),
+            "complex": torch.polar(per_key, 9 * per_key), "complex 1": torch.polar(torch.ones_like(per_key), 9 * per_key),
+            "per entry": torch.rand(J, d, m, dtype=dtype, generator=torch.Generator().manual_seed(4)),
+            "per entry complex": torch.polar(*torch.rand(2, J, d, m, dtype=dtype, generator=torch.Generator().manual_seed(5))),
+            }[name]
+
+
+GATES = ["none", "ones", "zeros", "1e-8", "mixed", "negative", "with 0 and 1", "complex", "complex 1"]
+TOLERANCE = {f64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 2e-2}     # one table: outputs, states and gradients
+
+
+def problem(T, gate_name, dtype=f64, B=2, J=3, d=4, m=5, w=3):
+    """Inputs V, K, r, A, Z0 with gradients wanted, scaled so that outputs are of order one."""
+    A = gate(gate_name, J, d, m, f64 if dtype == f64 else torch.float32)
+    V, K, r = (seeded(*shape, seed=i).to(dtype) for i, shape in enumerate(((B, T, J, d, w), (B, T, J, m, w), (B, T, J, m))))
+    Z0 = seeded(B, J, d, m, seed=4).to(f64 if dtype == f64 else torch.float32)
+    Z0 = Z0 * (1 + 1j) if A is not None and A.is_complex() else Z0
+    scale = 1 / math.sqrt(T) if gate_name in ("none", "ones", "complex 1") else 1.0
+    inputs = dict(V=V * scale, K=K, r=r, A=A, Z0=Z0)
+    return {name: x if x is None else x.detach().requires_grad_() for name, x in inputs.items()}
+
+
+def results(form, inputs, **options):
+    """Output, final state and the gradient of every input; gradients flow in through both output and state."""
+    o, Z = form(**inputs, **options)
+    wanted = {name: x for name, x in inputs.items() if x is not None}
+    cotangents = (seeded(*o.shape, seed=8).to(o.dtype), seeded(*Z.shape, seed=9).to(Z.dtype))
+    gradients = torch.autograd.grad((o, Z), list(wanted.values()), cotangents)
+    return dict(o=o, Z=Z, **{"d" + name: g for name, g in zip(wanted, gradients)})
+
+
+def compare(expected, got, tol):
+    assert all(got[name].dtype == expected[name].dtype for name in expected), "dtypes differ"
+    agree(tol, **{name: (got[name].detach().to(torch.complex128), expected[name].detach().to(torch.complex128))
+                  for name in expected})
+
+
+@pytest.mark.parametrize("T", (1, 2, 63, 500, 2048))
+@pytest.mark.parametrize("gate_name", GATES)
+def test_scan_and_chunk_equal_the_loop(T, gate_name):
+    inputs = problem(T, gate_name)
+    expected = results(gril_loop, inputs)
+    compare(expected, results(gril_scan, inputs), TOLERANCE[f64])
+    for chunk in (1, 7, 32, 100, 4096):
+        compare(expected, results(gril_chunk, inputs, chunk=chunk), TOLERANCE[f64])
+
+
+@pytest.mark.parametrize("gate_name", ("per entry", "per entry complex"))
+@pytest.mark.parametrize("T", (1, 2, 63, 500))
+def test_scan_equals_the_loop_for_a_gate_per_entry(T, gate_name):
+    inputs = problem(T, gate_name)
+    compare(results(gril_loop, inputs), results(gril_scan, inputs), TOLERANCE[f64])
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("gate_name", GATES)
+@pytest.mark.parametrize("form", (gril_loop, gril_scan, gril_chunk))
+def test_lower_precision_inputs_keep_a_float32_state(dtype, gate_name, form):
+    """Against the float64 loop on the same rounded inputs: the state never loses more than float32 does."""
+    inputs = problem(200, gate_name, dtype)
+    exact = {name: x if x is None else x.detach().to(torch.complex128 if x.is_complex() else f64).requires_grad_()
+             for name, x in inputs.items()}
+    got, expected = results(form, inputs), results(gril_loop, exact)
+    assert got["o"].dtype == dtype and got["Z"].dtype in (torch.float32, torch.complex64)
+    agree(TOLERANCE[torch.float32], Z=(got["Z"].to(expected["Z"].dtype), expected["Z"]))
+    agree(TOLERANCE[dtype], **{n: (got[n].to(expected[n].dtype), expected[n]) for n in expected})
+
+
+@pytest.mark.parametrize("form", (gril_scan, gril_chunk))
+@pytest.mark.parametrize("gate_name", ("none", "mixed", "zeros", "complex"))
+def test_gradcheck(form, gate_name):
+    inputs = problem(5, gate_name, B=1, J=2, d=2, m=3, w=2)
+    names = [n for n, x in inputs.items() if x is not None]
+    assert torch.autograd.gradcheck(lambda *xs: form(**{**inputs, **dict(zip(names, xs))}), [inputs[n] for n in names])
+
+
+@pytest.mark.parametrize("form", (gril_loop, gril_scan, gril_chunk))
+@pytest.mark.parametrize("gate_name", ("none", "mixed", "complex"))
+def test_a_sequence_cut_anywhere_and_continued_is_the_uncut_one(form, gate_name):
+    inputs = {name: x if x is None else x.detach() for name, x in problem(13, gate_name).items()}
+    o, Z = form(**inputs)
+    for cut in range(1, 13):
+        first, second = ({**inputs, **{n: inputs[n][:, part] for n in "VKr"}} for part in (slice(cut), slice(cut, None)))
+        o1, Z1 = form(**first)
+        o2, Z2 = form(**{**second, "Z0": Z1})
+        agree(1e-12, o=(torch.cat([o1, o2], 1), o), Z=(Z2, Z))
+
+
+@pytest.mark.parametrize("gate_name", ("none", "mixed", "zeros", "complex"))
+@pytest.mark.parametrize("w", (1, 2, 3))
+def test_step_equals_the_loop(gate_name, w):
+    """Token by token with Z and the last w-1 tokens carried: outputs, state and every gradient."""
+    B, T, J, d, m = 2, 9, 3, 4, 5
+    A = gate(gate_name, J, d, m)
+    inputs = dict(v=seeded(B, T, J, d), k=seeded(B, T, J, m, seed=1), u=seeded(B, T, J, m, seed=2),
+                  Q=seeded(J, w, w, seed=3), q=seeded(J, w, seed=4), Z0=seeded(B, J, d, m, seed=5), A=A)
+    inputs = {n: None if x is None else x.detach().requires_grad_() for n, x in inputs.items()}
+
+    def parallel(v, k, u, Q, q, Z0, A):
+        C_v, C_k, C_u = (window(x.flatten(2), w).unflatten(2, (J, -1)) for x in (v, k, u))
+        return gril_loop(C_v @ Q, C_k, torch.einsum("btjmw,jw->btjm", C_u, q), A, Z0)
+
+    def streamed(v, k, u, Q, q, Z0, A):
+        o, state = [], (Z0, v.new_zeros(B, J, d + 2 * m, w - 1))
+        for t in range(T):
+            o_t, state = gril_step(v[:, t], k[:, t], u[:, t], Q, q, A, state)
+            o.append(o_t)
+        return torch.stack(o, 1), state[0]
+    compare(results(parallel, inputs), results(streamed, inputs), TOLERANCE[f64])
+
+
+@pytest.mark.parametrize("form", (gril_loop, gril_scan, gril_chunk))
+def test_forms_are_causal_to_the_bit(form):
+    inputs = {name: x if x is None else x.detach() for name, x in problem(40, "mixed", torch.float32).items()}
+    o, _ = form(**inputs)
+    for t in (0, 1, 7, 30, 38):
+        changed = {n: torch.cat([x[:, :t + 1], x[:, t + 1:] + 1], 1) if n in "VKr" else x for n, x in inputs.items()}
+        assert torch.equal(form(**changed)[0][:, :t + 1], o[:, :t + 1]), f"a later token changed outputs up to {t}"
+
+
+def test_no_form_overflows_for_any_gate_up_to_one():
+    """float32, 2,000 steps, gates from 0 over 1e-38 to 1: all finite, and equal to the loop."""
+    gates = torch.tensor([0, 1e-38, 1e-20, 1e-8, 0.1, 0.5, 0.999, 1, -1, -0.3])
+    inputs = {**problem(2000, "mixed", torch.float32, B=1, J=1, m=10), "A": gates[None, None].requires_grad_()}
+    expected = results(gril_loop, inputs)
+    for form in (gril_scan, gril_chunk):
+        got = results(form, inputs)
+        assert all(x.isfinite().all() for x in got.values())
+        compare(expected, got, 1e-4)                                    # 2,000 float32 additions
+
+
+@pytest.mark.parametrize("form", (gril_loop, gril_scan, gril_chunk))
+def test_no_form_reads_values(form):
+    """On the meta device a look at any value raises; on a GPU it would wait for the device."""
+    inputs = {n: None if x is None else x.detach().to("meta").requires_grad_() for n, x in problem(70, "mixed").items()}
+    o, Z = form(**inputs)
+    (o.sum() + Z.sum()).backward()
+    assert inputs["A"].grad.shape == inputs["A"].shape
+
+
+# --------------------------------------------------------------------------------------------- the sequence block
+
+PAPER_SIZES = {"listops": (128, 8, 32), "text": (256, 16, 128), "retrieval": (128, 16, 256), "image": (512, 2, 256),
+               "pathfinder": (256, 16, 128), "wikitext": (768, 32, 128)}        # H, J, P
+
+
+@pytest.mark.parametrize("H, J, P", PAPER_SIZES.values(), ids=PAPER_SIZES)
+def test_block_parameter_count(H, J, P):
+    with torch.device("meta"):
+        parameters = count(Block(GrilMixer(H, P, J), H))
+    quadratic = 2 * H * H + 2 * P * H + 2 * P * P
+    assert parameters - quadratic == 5 * H + 2 * P + 13 * J             # norm, D, GLU bias; ν, θ; Q, q, β
+
+
+@pytest.mark.parametrize("form", ("auto", "loop", "scan", "chunk"))
+@pytest.mark.parametrize("gate_name", ("real", "complex"))
+@pytest.mark.parametrize("w", (1, 3))
+def test_stacked_blocks_streamed_equal_their_parallel_forward(form, gate_name, w):
+    torch.manual_seed(0)
+    blocks = [Block(GrilMixer(8, 12, 3, w=w, gate=gate_name, form=form), 8).to(f64) for _ in range(3)]
+    x = seeded(2, 37, 8)
+    parallel = x
+    for block in blocks:
+        parallel = block(parallel)
+    states, outputs = [None] * 3, []
+    for t in range(x.shape[1]):
+        y = x[:, t]
+        for i, block in enumerate(blocks):
+            y, states[i] = block.step(y, states[i])
+        outputs.append(y)
+    agree(1e-11, output=(torch.stack(outputs, 1), parallel))
+    y1, state = blocks[0].run(x[:, :5])                                 # and in stretches, with the state handed on
+    y2, state = blocks[0].run(x[:, 5:6], state)
+    y3, state = blocks[0].run(x[:, 6:], state)
+    agree(1e-11, stretches=(torch.cat([y1, y2, y3], 1), blocks[0](x)))
+    y, state = blocks[0].step(x[:, 0], state)                           # a stream goes on from a stretch
+    expected = blocks[0](torch.cat([x, x[:, :1]], 1))[:, -1]
+    agree(1e-11, after=(y, expected))
+
+
+@pytest.mark.parametrize("gate_name", ("real", "complex"))
+def test_block_forms_agree_in_outputs_and_gradients(gate_name):
+    x, expected = seeded(2, 50, 8).requires_grad_(), None
+    for form in ("loop", "scan", "chunk", "auto"):
+        torch.manual_seed(0)
+        block = Block(GrilMixer(8, 12, 3, gate=gate_name, form=form), 8).to(f64)
+        y = block(x)
+        wanted = dict(block.named_parameters(), x=x)
+        gradients = torch.autograd.grad(y.square().sum(), list(wanted.values()))
+        got = dict(y=y, **{"d" + n: g for n, g in zip(wanted, gradients)})
+        expected = expected or got
+        compare(expected, got, 1e-10)
+
+
+@pytest.mark.parametrize("form", ("loop", "scan", "chunk", "auto"))
+def test_block_is_causal(form):
+    torch.manual_seed(0)
+    block, x = Block(GrilMixer(8, 8, 2, form=form), 8), seeded(1, 40, 8, dtype=torch.float32)
+    changed = torch.cat([x[:, :21], x[:, 21:] + 1], 1)
+    assert torch.equal(block(x)[:, :21], block(changed)[:, :21])
+    assert not torch.equal(block(x)[:, 21:], block(changed)[:, 21:])
+
+
+def test_lru_initialisation():
+    """|λ|² uniform in [r_min², r_max²], phase uniform in [0, max_phase], and a read-out of order one at the start."""
+    torch.manual_seed(0)
+    mixer = GrilMixer(64, 4096, 64, r_min=0.5, r_max=0.9, max_phase=1.0)
+    gamma, scale = mixer.gates()
+    squares = gamma.abs().square().flatten()
+    assert 0.25 <= squares.min() and squares.max() <= 0.81
+    assert abs(squares.mean() - 0.53) < 0.01 and abs(squares.std() - 0.56 / math.sqrt(12)) < 0.01
+    assert abs(gamma.angle().mean() - 0.5) < 0.02 and gamma.angle().max() <= 1
+    agree(1e-5, scale=(scale.flatten(), ((1 - squares) / 64).sqrt()))
+    mixer = GrilMixer(128, 256, 16)
+    seen = []
+    mixer.output = lambda o, z: seen.append(o)
+    mixer.run(seeded(4, 500, 128, dtype=torch.float32))
+    assert 0.5 < seen[0].std() < 2
+
+
+def test_block_under_autocast_keeps_its_state_in_float32():
+    torch.manual_seed(0)
+    block, x = Block(GrilMixer(16, 16, 4), 16), seeded(2, 100, 16, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16), torch.backends.mkldnn.flags(enabled=False):    # not every CPU has its bf16
+        y, (Z, past) = block.run(x)
+        y1, _ = block.step(x[:, 0], (Z, past))
+    assert Z.dtype == torch.complex64 and past.dtype == torch.bfloat16 and y1.isfinite().all()
+    agree(0.05, output=(y.float(), block(x)))
+
+
+# ------------------------------------------------------------------------------------------------------ bad input
+
+@pytest.mark.parametrize("call, message", (
+    (lambda: window(torch.zeros(2, 3, dtype=torch.long)[..., None]), "embed integer tokens"),
+    (lambda: window(torch.zeros(2, 3)), r"\(2, 3\)"),
+    (lambda: window(torch.zeros(2, 0, 3)), "empty sequence"),
+    (lambda: window(torch.zeros(2, 2, 3), causal=False), "window of 3 is longer than the sequence of 2"),
+    (lambda: GRIL(3)(torch.zeros(2, 2, 3)), "window of 3 is longer"),
+    (lambda: GRIL(3)(torch.zeros(2, 5, 4)), r"gate A \(3, 3\) does not broadcast to \(J, d, m\) = \(1, 4, 4\)"),
+    (lambda: GRIL(3, variant="no_windows"), "there are: full, no_window"),
+    (lambda: ScalarGRIL(3, variant="none"), "there are: full, no_input"),
+    (lambda: ScalarGRIL(3, hidden=2), "cannot hold the gradient of 3 weights"),
+    (lambda: GrilMixer(8, 10, 3), "P = 10 is not divisible by J = 3"),
+    (lambda: GrilMixer(8, 8, 2, gate="imaginary"), "real, complex"),
+    (lambda: GrilMixer(8, 8, 2, form="fast"), "auto, loop, scan, chunk"),
+    (lambda: construct_binary(ClassifierGRIL(3, 3), 1.0, 5), "has 3 logits"),
+))
+def test_bad_input_is_answered_with_a_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("form", (gril_loop, gril_scan, gril_chunk))
+@pytest.mark.parametrize("change, message", (
+    (dict(K=torch.zeros(2, 4, 3, 5, 3)), r"K \(2, 4, 3, 5, 3\)"),
+    (dict(r=torch.zeros(2, 9, 3, 4)), r"r \(2, 9, 3, 4\)"),
+    (dict(V=torch.zeros(2, 9, 3, 4)), r"V \(2, 9, 3, 4\)"),
+    (dict(V=torch.zeros(2, 0, 3, 4, 3), K=torch.zeros(2, 0, 3, 5, 3), r=torch.zeros(2, 0, 3, 5)), "empty sequence"),
+    (dict(V=torch.zeros(2, 9, 3, 4, 3, dtype=torch.long)), "V must be real floating point, got torch.int64"),
+    (dict(A=torch.ones(3, 1, 4)), r"\(3, 1, 4\) does not broadcast to \(J, d, m\) = \(3, 4, 5\)"),
+    (dict(A=torch.ones(3, 1, 5, dtype=torch.long)), "A must be floating"),
+    (dict(Z0=torch.zeros(2, 3, 4, 4)), r"Z0 \(2, 3, 4, 4\) is not \(B, J, d, m\)"),
+))
+def test_forms_refuse_shapes_that_do_not_fit(form, change, message):
+    with pytest.raises(ValueError, match=message):
+        form(**{**problem(9, "mixed"), **change})
+
+
+def test_chunk_names_the_forms_that_take_any_gate():
+    with pytest.raises(ValueError, match="gril_scan and gril_loop take any gate"):
+        gril_chunk(**problem(9, "per entry"))
+    with pytest.raises(ValueError, match="chunk must be at least 1"):
+        gril_chunk(**problem(9, "mixed"), chunk=0)
