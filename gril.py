@@ -139,6 +139,19 @@ def gril_step(v, k, u, Q, q, A, state):
     return o, (Z, C[..., 1:])
 
 
+def gril_query(V, K, r, A):
+    """o_T alone, without any state: o_T = Σ_t Σ_i V_ti ⊙ (A^{T-t} (K_ti ⊙ r_T)), for training on the query's loss.
+
+    V (B, T, J, d, w), K (B, T, J, m, w), r (B, J, m) -> (B, J, d). The same sum as Z_T r_T with the read-out taken first,
+    so that it is a product with the T powers of the gate and never forms the (B, T, d, m) outer products.
+    """
+    X = K * r[:, None, :, :, None]                                          # (B, T, J, m, w)
+    if A is not None:
+        A = A.reshape((1,) * (3 - A.ndim) + A.shape).expand(V.shape[2], V.shape[3], K.shape[3])
+        X = torch.einsum("tjdm,btjmw->btjdw", powers(A, V.shape[1] - 1).flip(0), X)
+    return (V * X).sum((1, 4))                                              # (B, J, d)
+
+
 FORMS = {"loop": gril_loop, "scan": gril_scan, "chunk": gril_chunk}
 
 
@@ -268,13 +281,19 @@ class ScalarGRIL(nn.Module):
         self.A = nn.Parameter(torch.empty(hidden).uniform_(0.5, 1))
         self.beta = nn.Parameter(torch.ones(1))
 
-    def forward(self, s):
+    def operands(self, s):
         x, y, x_next = s.split([self.f, 1, self.f], -1)
         c = torch.cat([x * y, x_next], -1) if self.variant["product"] else s        # (B, T, 2f | 2f+1)
-        r = c @ self.Theta.mT if self.variant["query"] else self.u.expand(*c.shape[:2], -1)
         V = torch.ones_like(c[:, :, None, :1, None])                                # z is the one row of Z: d = w = 1
-        o, _ = self.form(V, (c @ self.Psi.mT)[:, :, None, :, None], (_per_step(self.beta) * r)[:, :, None], self.A)
-        return o[:, :, 0]                                                           # (B, T, 1)
+        r = c @ self.Theta.mT if self.variant["query"] else self.u.expand(*c.shape[:2], -1)
+        return V, (c @ self.Psi.mT)[:, :, None, :, None], (_per_step(self.beta) * r)[:, :, None], self.A
+
+    def forward(self, s):
+        return self.form(*self.operands(s))[0][:, :, 0]                             # (B, T, 1)
+
+    def query(self, s):
+        V, K, r, A = self.operands(s)
+        return gril_query(V, K, r[:, -1], A)[:, 0]                                  # (B, 1)
 
 
 VARIANTS = {                    # App. C.2, and the window of two that qualifies "w = 3 is minimal"
@@ -302,11 +321,17 @@ class GRIL(nn.Module):
         else:
             self.u = nn.Parameter(torch.randn(f) / math.sqrt(f))                    # reads the state without a query
 
-    def forward(self, s):
+    def operands(self, s):
         C = window(s, self.variant["w"], self.variant["stride"], causal=False)      # (B, T, f, w)
         r = C @ self.q if self.variant["query"] else self.u.expand(*C.shape[:3])    # (B, T, f)
-        o, _ = self.form((C @ self.Q)[:, :, None], C[:, :, None], (_per_step(self.beta) * r)[:, :, None], self.A)
-        return o[:, :, 0]                                                           # (B, T, f)
+        return (C @ self.Q)[:, :, None], C[:, :, None], (_per_step(self.beta) * r)[:, :, None], self.A
+
+    def forward(self, s):
+        return self.form(*self.operands(s))[0][:, :, 0]                             # (B, T, f)
+
+    def query(self, s):
+        V, K, r, A = self.operands(s)
+        return gril_query(V, K, r[:, -1], A)[:, 0]                                  # (B, f)
 
 
 class MultistepGRIL(nn.Module):
@@ -329,14 +354,21 @@ class MultistepGRIL(nn.Module):
 
     def forward(self, s):
         C = window(s, 3, 2, causal=False)                                           # (B, T, f, 3)
-        K = C[:, :, None].expand(-1, -1, 2, -1, -1)                                 # (B, T, 2, f, 3), for both heads
-        r, o = C @ self.q, 0                                                        # (B, T, f)
+        return self.walk(C, C @ self.q, lambda V, K, r, A: self.form(V, K, r, A)[0])        # (B, T, f)
+
+    def query(self, s):
+        C = window(s, 3, 2, causal=False)
+        return self.walk(C, C[:, -1] @ self.q, gril_query)                          # (B, f)
+
+    def walk(self, C, r, read):
+        K, o = C[:, :, None].expand(-1, -1, 2, -1, -1), 0                           # (B, T, 2, f, 3), for both heads
         for l in reversed(list(range(len(self.Q))) * self.loops):
             V = C[:, :, None] @ self.Q[l]                                           # (B, T, 2, f, 3)
-            ZZ, _ = self.form(V, K, r[:, :, None].expand(-1, -1, 2, -1), self.A[l])
-            Zr, Zr_tilde = (_per_step(self.beta[l])[..., None] * ZZ).unbind(2)      # (B, T, f)
-            o, r = o + Zr, r - self.decay[l] * r - Zr_tilde
-        return o + r @ self.W0.mT                                                   # (B, T, f)
+            ZZ = read(V, K, r[..., None, :].expand(*r.shape[:-1], 2, -1), self.A[l])        # (B, [T,] 2, f)
+            beta = self.beta[l][:, None] if r.ndim == 3 else self.beta[l][-1]
+            Zr, Zr_tilde = ZZ.unbind(-2)                                            # (B, [T,] f)
+            o, r = o + beta * Zr, r - self.decay[l] * r - beta * Zr_tilde
+        return o + r @ self.W0.mT
 
 
 class NonlinearGRIL(nn.Module):
@@ -347,9 +379,14 @@ class NonlinearGRIL(nn.Module):
         self.linear = GRIL(f, form=form) if layers == 1 else MultistepGRIL(f, layers, form=form)
         self.gate = nn.Linear(f, f)
 
-    def forward(self, s):
-        y = self.linear(s)                                                          # (B, T, f)
+    def unit(self, y):
         return y * self.gate(F.gelu(y)).sigmoid()
+
+    def forward(self, s):
+        return self.unit(self.linear(s))                                            # (B, T, f)
+
+    def query(self, s):
+        return self.unit(self.linear.query(s))                                      # (B, f)
 
 
 class StateMLPGRIL(nn.Module):
@@ -361,10 +398,14 @@ class StateMLPGRIL(nn.Module):
         self.rho = mlp(f, hidden or 4 * f, f)
 
     def forward(self, s):
-        layer, C = self.linear, window(s, 3, 2, causal=False)                       # (B, T, f, 3)
-        V, K, r, A, Z0, _ = _prepare((C @ layer.Q)[:, :, None], C[:, :, None], (C @ layer.q)[:, :, None], layer.A, None)
+        V, K, r, A, Z0, _ = _prepare(*self.linear.operands(s), None)
         Z = states(V, K, A, Z0)                                                     # (B, T, 1, f, f)
-        return _per_step(layer.beta) * ((Z + self.rho(Z)) @ r[..., None])[:, :, 0, :, 0]     # (B, T, f)
+        return ((Z + self.rho(Z)) @ r[..., None])[:, :, 0, :, 0]                    # (B, T, f)
+
+    def query(self, s):
+        V, K, r, A = self.linear.operands(s)
+        _, Z = self.linear.form(V, K, r, A)                                         # (B, 1, f, f)
+        return ((Z + self.rho(Z)) @ r[:, -1, ..., None])[:, 0, :, 0]                # (B, f)
 
 
 class ClassifierGRIL(nn.Module):
@@ -379,9 +420,14 @@ class ClassifierGRIL(nn.Module):
         self.phi = nn.Identity() if identity else mlp(f, hidden or 4 * f, f)
         self.linear = GRIL(self.width, form=form)
 
+    def features(self, s):
+        return interleave(self.phi(s[:, ::2, :self.f]), s[:, 1::2], self.width)     # (B, 2N+1, width)
+
     def forward(self, s):
-        phi = self.phi(s[:, ::2, :self.f])                                          # (B, N+1, f)
-        return self.linear(interleave(phi, s[:, 1::2], self.width))[..., :self.K]   # logits (B, N, K)
+        return self.linear(self.features(s))[..., :self.K]                          # logits (B, N, K)
+
+    def query(self, s):
+        return self.linear.query(self.features(s))[..., :self.K]                    # (B, K)
 
 
 def linear_attention(s, W_Q, W_K, W_V, A=None, form=gril_scan):

@@ -171,6 +171,20 @@ def test_gd_dagger_freezes_the_recurrence_and_trains_the_rest():
         assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.parametrize("model", (
+    GRIL(4), GRIL(4, "no_window"), GRIL(4, "no_readout"), GRIL(4, "w2"), MultistepGRIL(4, 3), MultistepGRIL(4, 1, loops=2),
+    NonlinearGRIL(4), NonlinearGRIL(4, layers=2), StateMLPGRIL(4), ClassifierGRIL(4, 3), ScalarGRIL(5),
+    ScalarGRIL(5, variant="neither")), ids=lambda model: type(model).__name__)
+def test_the_query_alone_is_the_last_of_all_predictions(model):
+    s = seeded(3, 11, 11 if isinstance(model, ScalarGRIL) else 4)
+    model = model.to(f64)
+    wanted = list(p for p in model.parameters())
+    alone, last = model.query(s), model(s)[:, -1]
+    expected = torch.autograd.grad(last.square().sum(), wanted, allow_unused=True)
+    got = torch.autograd.grad(alone.square().sum(), wanted, allow_unused=True)
+    agree(1e-11, prediction=(alone, last), **{f"d{i}": (a, b) for i, (a, b) in enumerate(zip(got, expected)) if b is not None})
+
+
 def test_state_mlp_with_zero_rho_is_the_linear_layer():
     torch.manual_seed(0)
     model = StateMLPGRIL(4).to(f64)

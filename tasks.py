@@ -1,0 +1,408 @@
+"""In-context tasks, the explicit learners they are compared with, and the metrics (Sec. 5, App. B, App. C).
+
+A task is one prompt: N examples (x_i, y_i) of a freshly drawn W and a query x_{N+1} whose target is held out.
+
+  scalar_regression      y = w·x                         tokens [x_t, y_t, x_{t+1}]     Sec. 4.1, App. B.1
+  nd_regression          y = W x,  W (f, f)              tokens x_1, y_1, x_2, …        Sec. 4.2, App. B.2
+  multistep_regression   the same, for several layers                                   Sec. 4.3, App. B.4
+  nonlinear_regression   y = sin(W x)                                                   Sec. 4.3, App. B.4
+  binary_classification  y = [w·x > 0]                   tokens x_1, y_1 - ½, x_2, …    Sec. 4.4, App. B.5
+  softmax_classification y = argmax W x,  W (K, f)       tokens x_1, y_1 - 1/K, …       Sec. 4.4, App. B.5
+
+W ~ N(0, 1); the loss is ½ the squared error per coordinate, or cross-entropy. Departure: x ~ U(-½, ½)^f. The paper's
+text says U(-1, 1), but its numbers (0.41 to 0.43 for the zero predictor, 0.206 for gradient descent) are those of
+U(-½, ½); with U(-1, 1) they would be 1.667 and 0.825.
+"""
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, MultistepGRIL, NonlinearGRIL, ScalarGRIL,
+                  StateMLPGRIL, construct_binary, construct_multistep, construct_multivariate, construct_scalar,
+                  construct_softmax, gd_dagger, interleave)
+
+
+class Batch(NamedTuple):
+    x: torch.Tensor                 # (B, N+1, f), the last is the query
+    y: torch.Tensor                 # (B, N+1, outputs), the last is held out
+    s: torch.Tensor                 # (B, L, ·), the tokens a model sees
+
+
+class Task:
+    """Linear regression with vector targets; the other tasks say what differs."""
+    name, reference, layers = "nd_regression", "gradient descent", 1
+    recipes = {
+        "default": dict(steps=2000, batch=64, lr=1e-2, recurrent_lr=1e-2, weight_decay=0.0, warmup=100, clip=1.0),
+        "paper": dict(steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, weight_decay=0.0, warmup=3000, clip=0.0),
+    }
+
+    def __init__(self, f=10, N=10, K=3, layers=None, hidden=None, scale=1.0, weight_scale=1.0):
+        for name, value in (("f (input width)", f), ("N (examples in the prompt)", N), ("K (classes)", K)):
+            if value < 1:
+                raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
+        self.f, self.N, self.K, self.scale, self.weight_scale = f, N, K, scale, weight_scale
+        self.layers, self.hidden = layers or self.layers, hidden
+        self._eta = None
+
+    # ---- data
+
+    @property
+    def outputs(self):
+        return self.f
+
+    def sample(self, B, generator):
+        """B fresh prompts; the generator fixes them."""
+        device = generator.device
+        W = self.weight_scale * torch.randn(B, self.outputs, self.f, generator=generator, device=device)
+        x = self.scale * (torch.rand(B, self.N + 1, self.f, generator=generator, device=device) - 0.5)
+        y = self.target(x @ W.mT)                                               # (B, N+1, outputs)
+        return Batch(x, y, self.tokens(x, y))
+
+    def target(self, Wx):
+        return Wx
+
+    def tokens(self, x, y):
+        return interleave(x, y[:, :-1])                                         # (B, 2N+1, f)
+
+    # ---- models
+
+    def models(self):
+        """Named variants, a row each: the full model, GD†, and the ablations of App. C."""
+        return {"gril": lambda: GRIL(self.f),
+                **{name: lambda name=name: GRIL(self.f, name) for name in VARIANTS if name != "full"}}
+
+    def model(self, name="gril"):
+        models = self.models()
+        if name not in models:
+            raise ValueError(f"unknown model {name!r} for {self.name}; there are: {', '.join(models)}")
+        return models[name]()
+
+    def constructed(self):
+        """The model whose weights are set, not trained, to be one step of gradient descent."""
+        return construct_multivariate(GRIL(self.f), self.eta, self.N)
+
+    # ---- losses and explicit learners
+
+    def error(self, prediction, target):
+        """½ the mean squared error per coordinate."""
+        return 0.5 * (prediction - target).square().mean()
+
+    def loss(self, model, batch):
+        return self.error(query(model, batch.s), batch.y[:, -1])
+
+    @property
+    def eta(self):
+        """The step size of one-step gradient descent that minimises the expected loss, by line search."""
+        if self._eta is None:
+            (self._eta,) = tune(lambda eta: gradient_descent([eta], self.residual), [4.0], self)
+        return self._eta
+
+    def residual(self, prediction, y):
+        """Minus the derivative of the example's loss with respect to W x: what gradient descent writes beside x."""
+        return y - prediction
+
+    def learner(self):
+        """Explicit gradient descent, the reference of this task."""
+        return gradient_descent([self.eta], self.residual)
+
+    def optimal(self):
+        """Closed form (η*, loss*) of one-step gradient descent; see closed_form."""
+        return closed_form(self.f, self.N, self.scale, self.weight_scale)
+
+
+class ScalarRegression(Task):
+    name = "scalar_regression"
+    recipes = {"default": dict(Task.recipes["default"], steps=3000),
+               "paper": dict(Task.recipes["paper"], weight_decay=0.05, hidden=20)}
+
+    @property
+    def outputs(self):
+        return 1
+
+    def tokens(self, x, y):
+        return torch.cat([x[:, :-1], y[:, :-1], x[:, 1:]], -1)                  # (B, N, 2f+1)
+
+    def models(self):
+        return {"gril": lambda: ScalarGRIL(self.f, self.hidden),
+                **{name: lambda name=name: ScalarGRIL(self.f, self.hidden, name) for name in SCALAR_VARIANTS
+                   if name != "full"}}
+
+    def constructed(self):
+        return construct_scalar(ScalarGRIL(self.f, self.hidden), self.eta, self.N)
+
+
+class MultistepRegression(Task):
+    name, layers = "multistep_regression", 2
+    recipes = {"default": dict(Task.recipes["default"], steps=4000), "paper": Task.recipes["paper"]}
+
+    def models(self):
+        return {"gril": lambda: MultistepGRIL(self.f, self.layers),
+                "looped": lambda: MultistepGRIL(self.f, 1, loops=self.layers)}
+
+    @property
+    def eta(self):
+        """One step size per step, tuned together."""
+        if self._eta is None:
+            self._eta = tune(lambda *etas: gradient_descent(etas), [4.0] * self.layers, self)
+        return self._eta
+
+    def learner(self):
+        return gradient_descent(self.eta)
+
+    def constructed(self):
+        return construct_multistep(MultistepGRIL(self.f, self.layers), self.eta, self.N)
+
+    def optimal(self):
+        return super().optimal() if self.layers == 1 else None
+
+
+class NonlinearRegression(Task):
+    """App. B.4: sine targets. The explicit reference is linear GD; GD† (a model, trained) stands beside it."""
+    name = "nonlinear_regression"
+    recipes = {"default": dict(Task.recipes["default"], steps=4000), "paper": Task.recipes["paper"]}
+
+    def target(self, Wx):
+        return Wx.sin()
+
+    def models(self):
+        return {"gril": lambda: NonlinearGRIL(self.f, self.layers),
+                "gd_dagger": lambda: gd_dagger(NonlinearGRIL(self.f, self.layers), self.start, self.N),
+                "gril_rho": lambda: StateMLPGRIL(self.f),
+                "gd_dagger_rho": lambda: gd_dagger(StateMLPGRIL(self.f), self.start, self.N)}
+
+    @property
+    def start(self):
+        """GD† begins at linear GD's step size (per layer) and trains it."""
+        return self.eta if self.layers == 1 else tune(lambda *e: gradient_descent(e), [4.0] * self.layers, self)
+
+    def optimal(self):
+        return None
+
+
+class SoftmaxClassification(Task):
+    name = "softmax_classification"
+    recipes = {"default": dict(Task.recipes["default"], steps=4000, lr=3e-3),
+               "paper": dict(Task.recipes["paper"], lr=1.56e-4, recurrent_lr=1.56e-4, weight_decay=8.45e-5)}
+
+    @property
+    def outputs(self):
+        return self.K
+
+    def target(self, Wx):
+        return F.one_hot(Wx.argmax(-1), self.K).to(Wx.dtype)
+
+    def tokens(self, x, y):
+        return interleave(x, self.residual(torch.zeros_like(y[:, :-1]), y[:, :-1]), max(self.f, self.outputs))
+
+    def models(self):
+        return {"gril": lambda: ClassifierGRIL(self.f, self.outputs),
+                "gd_dagger": lambda: gd_dagger(ClassifierGRIL(self.f, self.outputs), self.eta, self.N),
+                "gril_identity": lambda: ClassifierGRIL(self.f, self.outputs, identity=True)}
+
+    def constructed(self):
+        return construct_softmax(ClassifierGRIL(self.f, self.outputs, identity=True), self.eta, self.N)
+
+    def error(self, logits, target):
+        return -(target * logits.log_softmax(-1)).sum(-1).mean()
+
+    def residual(self, logits, y):
+        return y - logits.softmax(-1)
+
+    def optimal(self):
+        return None
+
+
+class BinaryClassification(SoftmaxClassification):
+    name = "binary_classification"
+    recipes = {"default": SoftmaxClassification.recipes["default"],
+               "paper": dict(Task.recipes["paper"], lr=1.23e-4, recurrent_lr=1.23e-4, weight_decay=5.17e-3)}
+
+    @property
+    def outputs(self):
+        return 1
+
+    def target(self, Wx):
+        return (Wx.sigmoid() > 0.5).to(Wx.dtype)
+
+    def constructed(self):
+        return construct_binary(ClassifierGRIL(self.f, 1, identity=True), self.eta, self.N)
+
+    def error(self, logits, target):
+        return F.binary_cross_entropy_with_logits(logits, target)
+
+    def residual(self, logits, y):
+        return y - logits.sigmoid()
+
+
+TASKS = {task.name: task for task in (ScalarRegression, Task, MultistepRegression, NonlinearRegression,
+                                      BinaryClassification, SoftmaxClassification)}
+
+
+def query(model, s):
+    """The model's prediction for the query, (B, outputs): its last output, computed alone where the model can."""
+    return model.query(s) if hasattr(model, "query") else model(s)[:, -1]
+
+
+# ------------------------------------------------------------------------------------------------ explicit learners
+# learner(x (B, N, f), y (B, N, outputs), x_query (B, f)) -> prediction (B, outputs), each from W = 0
+
+def zero(x, y, x_query):
+    return torch.zeros_like(y[:, 0])
+
+
+def gradient_descent(etas, residual=lambda prediction, y: y - prediction, link=lambda Wx: Wx):
+    """len(etas) steps W ← W - η ∇L with the mean loss over the prompt (Eq. 15, Eq. 11)."""
+    def learner(x, y, x_query):
+        W = torch.zeros_like(y[:, 0, :, None] * x[:, 0, None])                  # (B, outputs, f)
+        for eta in etas:
+            W = W + eta / x.shape[1] * residual(x @ W.mT, y).mT @ x
+        return link((W @ x_query[..., None])[..., 0])
+    return learner
+
+
+def newton(x, y, x_query, step=1.0):
+    """One Newton-Raphson step from zero: the least-squares solution (its minimum-norm one where N < f)."""
+    return step * (torch.linalg.pinv(x.double()) @ y.double()).mT.to(x.dtype).matmul(x_query[..., None])[..., 0]
+
+
+def ridge(penalty):
+    """W = (Σ y xᵀ/N) (Σ x xᵀ/N + λ I)⁻¹; also Newton's step with a damped Hessian."""
+    def learner(x, y, x_query):
+        N, eye = x.shape[1], torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
+        return (y.mT @ x / N @ torch.linalg.solve(x.mT @ x / N + penalty * eye, x_query[..., None]))[..., 0]
+    return learner
+
+
+def online(step_size):
+    """S ← S + Δ (y - S x) xᵀ, example by example."""
+    def learner(x, y, x_query):
+        S = torch.zeros_like(y[:, 0, :, None] * x[:, 0, None])                  # (B, outputs, f)
+        for x_t, y_t in zip(x.unbind(1), y.unbind(1)):
+            error = y_t - (S @ x_t[..., None])[..., 0]
+            S = S + (step_size(x_t) * error)[..., None] * x_t[:, None]
+        return (S @ x_query[..., None])[..., 0]
+    return learner
+
+
+def delta_rule(beta):
+    """DeltaNet's write (Sec. 2): a plain online gradient step."""
+    return online(lambda x: beta)
+
+
+def longhorn(beta):
+    """App. G: the implicit step min ‖S - S_{t-1}‖² + β ‖S x - y‖², Δ = β / (1 + β ‖x‖²)."""
+    return online(lambda x: beta / (1 + beta * x.square().sum(-1, keepdim=True)))
+
+
+def closed_form(f, N, scale=1.0, weight_scale=1.0):
+    """(η*, loss*) of one-step gradient descent on linear regression with x ~ U(-½, ½)·scale.
+
+    S = Σ x xᵀ/N has E[S] = σ² I, and e = E[S²]'s diagonal is (E x⁴ + (f-1) σ⁴ + (N-1) σ⁴)/N; the loss is that of
+    W (I - η S) on a fresh x, ½ f σ² (1 - 2 η σ² + η² e) per coordinate, least at η* = σ²/e.
+    """
+    variance, fourth = scale ** 2 / 12, scale ** 4 / 80
+    e = (fourth + (f - 1 + N - 1) * variance ** 2) / N
+    return variance / e, weight_scale ** 2 * 0.5 * f * variance * (1 - variance ** 2 / e)
+
+
+def tune(family, start, task, tasks=10_000, seed=10_000):
+    """The parameters with which family(*parameters) has the least loss on a fixed draw of tasks; positive ones only."""
+    batch = task.sample(tasks, torch.Generator().manual_seed(seed))
+    x, y, x_query = batch.x[:, :-1].double(), batch.y.double(), batch.x[:, -1].double()
+    log_p = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
+    optimizer = torch.optim.LBFGS([log_p], max_iter=50, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = task.error(family(*log_p.exp())(x, y[:, :-1], x_query), y[:, -1])
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+    return log_p.detach().exp().tolist()
+
+
+# ----------------------------------------------------------------------------------------------------- the metrics
+
+def evaluate(task, predictors, tasks=10_000, seed=20_000, sensitivities=1_000, device="cpu"):
+    """Losses of all predictors on the same fresh tasks, so that their ratios are exact; and how alike they answer.
+
+    predictors: name -> f(batch, x_query) -> prediction; the first is compared with each of the others (App. B.1).
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    names, first = list(predictors), next(iter(predictors))
+    size = max(1, min(tasks, 4_000_000 // ((task.N + 1) * task.f)))
+    losses, distance, done = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0), 0
+    with torch.no_grad():
+        while done < tasks:
+            batch = task.sample(min(size, tasks - done), generator)
+            answers = {name: p(batch, batch.x[:, -1]) for name, p in predictors.items()}
+            for name, answer in answers.items():
+                losses[name] += task.error(answer, batch.y[:, -1]).item() * len(answer)
+                distance[name] += (answers[first] - answer).norm(dim=-1).sum().item()
+            done += len(batch.x)
+    result = {name: dict(loss=losses[name] / tasks, prediction_l2=distance[name] / tasks) for name in names}
+    batch = task.sample(sensitivities, generator)
+    jacobians = {name: sensitivity(p, batch) for name, p in predictors.items()}
+    for name, J in jacobians.items():
+        result[name]["cosine"] = F.cosine_similarity(jacobians[first], J, -1).mean().item()
+        result[name]["sensitivity_l2"] = (jacobians[first] - J).norm(dim=-1).mean().item()
+    return result
+
+
+def sensitivity(predictor, batch):
+    """∂ŷ/∂x_query, (B, outputs·f)."""
+    x_query = batch.x[:, -1].clone().requires_grad_()
+    prediction = predictor(batch, x_query)                                      # (B, outputs)
+    if not prediction.requires_grad:                                            # the zero predictor
+        return torch.zeros(len(x_query), prediction.shape[1] * x_query.shape[1])
+    rows = [torch.autograd.grad(p.sum(), x_query, retain_graph=True)[0] for p in prediction.unbind(1)]
+    return torch.stack(rows, 1).flatten(1)
+
+
+def as_predictor(task, model):
+    """A model as evaluate wants it: the query enters through the tokens, so that gradients reach it."""
+    def predict(batch, x_query):
+        x = torch.cat([batch.x[:, :-1], x_query[:, None]], 1)
+        return query(model, task.tokens(x, batch.y))
+    return predict
+
+
+def as_learner(learner):
+    return lambda batch, x_query: learner(batch.x[:, :-1], batch.y[:, :-1], x_query)
+
+
+def recovered(model, N):
+    """The learned recurrence beside the construction, after removing the scale that Q, q and β share.
+
+    Each matrix is divided by its largest entry; the product of what was divided out is the gain, N β Q₂₁ q₃ = η.
+    """
+    if hasattr(model, "linear"):
+        return recovered(model.linear, N)
+    if isinstance(model, ScalarGRIL) and hasattr(model, "Theta"):
+        # any invertible M turns (Ψ, Θ) into (M Ψ, M⁻ᵀ Θ) without changing a prediction: only ΨᵀΘ is determined
+        product = (model.Psi.mT @ model.Theta).detach()
+        eye = torch.eye(model.f)
+        aim = torch.zeros_like(product)
+        aim[:model.f, model.f:] = eye
+        scale = (product * aim).sum() / model.f
+        return dict(PsiTheta=product / scale, PsiTheta_distance=(product / scale - aim).abs().max().item(),
+                    A=model.A.detach(), A_distance=(model.A.detach() - 1).abs().mean().item(),
+                    gain=(N * model.beta.detach() * scale).item())
+    if not hasattr(model, "q") or len(model.q) != 3:
+        return {}
+    heads = model.Q.detach().reshape(-1, 3, 3)                                  # (layers · heads, 3, 3)
+    aims = torch.zeros_like(heads)
+    aims[0::2, 1, 0] = 1                                                        # e₂ e₁ᵀ, y xᵀ
+    aims[1::2, 0, 0] = 1                                                        # e₁ e₁ᵀ, x xᵀ
+    scales = torch.stack([Q.flatten()[Q.abs().argmax()] for Q in heads])
+    Q = heads / scales[:, None, None]
+    q_scale = model.q.detach()[model.q.abs().argmax()]
+    q, A = model.q.detach() / q_scale, model.A.detach()
+    gain = N * model.beta.detach().reshape(-1)
+    counts = torch.arange(len(heads)) != 1                                      # layer 1's second head meets W₀ = 0
+    A_distance = (A - 1).abs().reshape(len(heads), -1).mean(1)[counts].mean()
+    return dict(Q=Q, Q_distance=(Q - aims)[counts].abs().max().item(), q=q,
+                q_distance=(q - torch.eye(3)[2]).abs().max().item(), A=A, A_distance=A_distance.item(),
+                gain=(gain * scales[::len(heads) // len(gain)] * (q_scale if len(gain) == 1 else 1)).tolist())
