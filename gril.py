@@ -265,6 +265,7 @@ class ScalarGRIL(nn.Module):
     Tokens are the raw [x_t, y_t, x_{t+1}]; the layer forms the product x_t y_t ("input construction") itself, so that
     its ablation sees the same data. Without "output construction" the state is read by a learned vector, o = uᵀ z.
     """
+    recurrent = ("A",)
 
     def __init__(self, f, hidden=None, variant="full", form=gril_scan):
         super().__init__()
@@ -278,7 +279,7 @@ class ScalarGRIL(nn.Module):
             self.Theta = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
         else:
             self.u = nn.Parameter(torch.randn(hidden) / math.sqrt(hidden))
-        self.A = nn.Parameter(torch.empty(hidden).uniform_(0.5, 1))
+        self.A = nn.Parameter(torch.empty(hidden).uniform_(0.9, 1))
         self.beta = nn.Parameter(torch.ones(1))
 
     def operands(self, s):
@@ -307,14 +308,15 @@ VARIANTS = {                    # App. C.2, and the window of two that qualifies
 
 class GRIL(nn.Module):
     """Definition 4.2 on interleaved tokens (Sec. 4.2): one layer, one gradient step on W, where o = W x."""
+    recurrent = ("A",)
 
     def __init__(self, f, variant="full", form=gril_scan):
         super().__init__()
         _known("variant", variant, VARIANTS)
         self.form, self.variant = form, VARIANTS[variant]
         w = self.variant["w"]
-        self.Q = nn.Parameter(torch.randn(w, w) / w)
-        self.A = nn.Parameter(torch.empty(f, f).uniform_(0.5, 1))
+        self.Q = nn.Parameter(0.1 * torch.randn(w, w) / w)      # small: what the loss does not ask for stays small
+        self.A = nn.Parameter(torch.empty(f, f).uniform_(0.9, 1))
         self.beta = nn.Parameter(torch.ones(1))
         if self.variant["query"]:
             self.q = nn.Parameter(torch.randn(w) / math.sqrt(w))
@@ -341,13 +343,14 @@ class MultistepGRIL(nn.Module):
     walked from the top with the read-out vector, since W_l r = β_l Z_l r + W_{l-1} (r - ηλ r - β_l Z̃_l r). With
     loops=k the whole stack is applied k times with the same weights. `decay` is ηλ (App. A.5).
     """
+    recurrent = ("A",)
 
     def __init__(self, f, layers=2, loops=1, form=gril_scan):
         super().__init__()
         self.form, self.loops = form, loops
-        self.Q = nn.Parameter(torch.randn(layers, 2, 3, 3) / 3)
+        self.Q = nn.Parameter(0.1 * torch.randn(layers, 2, 3, 3) / 3)
         self.q = nn.Parameter(torch.randn(3) / math.sqrt(3))
-        self.A = nn.Parameter(torch.empty(layers, 2, f, f).uniform_(0.5, 1))
+        self.A = nn.Parameter(torch.empty(layers, 2, f, f).uniform_(0.9, 1))
         self.beta = nn.Parameter(torch.ones(layers, 1))
         self.register_buffer("decay", torch.zeros(layers))
         self.register_buffer("W0", torch.zeros(f, f))

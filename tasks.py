@@ -13,7 +13,7 @@ W ~ N(0, 1); the loss is ½ the squared error per coordinate, or cross-entropy. 
 text says U(-1, 1), but its numbers (0.41 to 0.43 for the zero predictor, 0.206 for gradient descent) are those of
 U(-½, ½); with U(-1, 1) they would be 1.667 and 0.825.
 """
-import math
+import copy
 from typing import NamedTuple
 
 import torch
@@ -34,16 +34,16 @@ class Task:
     """Linear regression with vector targets; the other tasks say what differs."""
     name, reference, layers = "nd_regression", "gradient descent", 1
     recipes = {
-        "default": dict(steps=2000, batch=64, lr=1e-2, recurrent_lr=1e-2, weight_decay=0.0, warmup=100, clip=1.0),
+        "default": dict(steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, weight_decay=0.0, warmup=100, clip=1.0),
         "paper": dict(steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, weight_decay=0.0, warmup=3000, clip=0.0),
     }
 
-    def __init__(self, f=10, N=10, K=3, layers=None, hidden=None, scale=1.0, weight_scale=1.0):
+    def __init__(self, f=10, N=10, K=3, layers=None, hidden=None, scale=1.0, weight_scale=1.0, calibrate=None):
         for name, value in (("f (input width)", f), ("N (examples in the prompt)", N), ("K (classes)", K)):
             if value < 1:
                 raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
         self.f, self.N, self.K, self.scale, self.weight_scale = f, N, K, scale, weight_scale
-        self.layers, self.hidden = layers or self.layers, hidden
+        self.layers, self.hidden, self.calibrate = layers or self.layers, hidden, calibrate
         self._eta = None
 
     # ---- data
@@ -65,6 +65,9 @@ class Task:
 
     def tokens(self, x, y):
         return interleave(x, y[:, :-1])                                         # (B, 2N+1, f)
+
+    def stream(self, seed, batch, device="cpu"):
+        return Stream(self, seed, batch, device)
 
     # ---- models
 
@@ -94,10 +97,14 @@ class Task:
 
     @property
     def eta(self):
-        """The step size of one-step gradient descent that minimises the expected loss, by line search."""
+        """The step size of one-step gradient descent that minimises the expected loss: closed form, or line search."""
         if self._eta is None:
-            (self._eta,) = tune(lambda eta: gradient_descent([eta], self.residual), [4.0], self)
+            self._eta = self.optimal()[0] if self.optimal() else self.tuned(1)[0]
         return self._eta
+
+    def tuned(self, steps):
+        """Step sizes for several steps of gradient descent, found together on 10,000 tasks (or calibrated as in B.4)."""
+        return tune(lambda *etas: gradient_descent(etas, self.residual), [4.0] * steps, self)
 
     def residual(self, prediction, y):
         """Minus the derivative of the example's loss with respect to W x: what gradient descent writes beside x."""
@@ -110,6 +117,63 @@ class Task:
     def optimal(self):
         """Closed form (η*, loss*) of one-step gradient descent; see closed_form."""
         return closed_form(self.f, self.N, self.scale, self.weight_scale)
+
+    # ---- what the training loop asks for
+
+    def validate(self, model=None, tasks=1_000, seed=30_000):
+        """Loss of a model, or of explicit gradient descent, on one fixed draw of tasks."""
+        batch = self.sample(tasks, torch.Generator().manual_seed(seed))
+        if model is None:
+            return self.error(as_learner(self.learner())(batch, batch.x[:, -1]), batch.y[:, -1]).item()
+        device = next(model.parameters()).device
+        with torch.no_grad():
+            return self.error(query(model, batch.s.to(device)), batch.y[:, -1].to(device)).item()
+
+    def report(self, model, seed):
+        """The numbers of result.json: the model beside its references on 10,000 fresh tasks."""
+        model = copy.deepcopy(model).cpu()
+        scores = evaluate(self, dict(trained=as_predictor(self, model), gd=as_learner(self.learner()),
+                                     constructed=as_predictor(self, self.constructed()), zero=as_learner(zero)), seed=seed)
+        result = dict(loss=scores["trained"]["loss"], gd_loss=scores["gd"]["loss"],
+                      constructed_loss=scores["constructed"]["loss"], zero_loss=scores["zero"]["loss"],
+                      optimal_loss=self.optimal() and self.optimal()[1],
+                      cosine=scores["gd"]["cosine"], sensitivity_l2=scores["gd"]["sensitivity_l2"],
+                      prediction_l2=scores["gd"]["prediction_l2"], eta=self.eta,
+                      parameters=sum(p.numel() for p in model.parameters() if p.requires_grad))
+        return dict(result, **{name: value for name, value in recovered(model, self.N).items()
+                               if not isinstance(value, torch.Tensor)})
+
+    def table(self, r):
+        """result.json as a person reads it."""
+        rows = [(f"trained {r['model']}", r["loss"]), ("constructed GRIL", r["constructed_loss"]),
+                (self.reference, r["gd_loss"]), ("  its closed form", r["optimal_loss"]), ("zero predictor", r["zero_loss"])]
+        lines = [f"{'loss on the same 10,000 fresh tasks':36s}{'':10s}{'÷ ' + self.reference:>20s}"]
+        lines += [f"{name:36s}{loss:10.5f}{loss / r['gd_loss']:20.4f}" for name, loss in rows if loss is not None]
+        lines += ["", f"trained against {self.reference}: cosine of sensitivities {r['cosine']:.5f}, their L2 distance "
+                  f"{r['sensitivity_l2']:.4f}, of predictions {r['prediction_l2']:.4f}"]
+        distances = [f"{name} {r[name + '_distance']:.4f}" for name in ("PsiTheta", "Q", "q") if name + "_distance" in r]
+        if distances:
+            step = f"{r['gain'][0]:.3f}" if isinstance(r["gain"], list) else f"{r['gain']:.3f}"
+            eta = r["eta"][0] if isinstance(r["eta"], list) else r["eta"]
+            lines += [f"largest distance from the construction, scale removed: {', '.join(distances)}; mean of |A - 1| "
+                      f"{r['A_distance']:.4f}", f"step size in the weights {step}, of {self.reference} {eta:.3f}"]
+        return "\n".join(lines)
+
+
+class Stream:
+    """Endless fresh batches from one seed; position() and seek() make a stopped run go on with the same data."""
+
+    def __init__(self, task, seed, batch, device):
+        self.task, self.batch, self.generator = task, batch, torch.Generator(device).manual_seed(seed)
+
+    def __next__(self):
+        return self.task.sample(self.batch, self.generator)
+
+    def position(self):
+        return self.generator.get_state()
+
+    def seek(self, position):
+        self.generator.set_state(position)
 
 
 class ScalarRegression(Task):
@@ -135,7 +199,7 @@ class ScalarRegression(Task):
 
 class MultistepRegression(Task):
     name, layers = "multistep_regression", 2
-    recipes = {"default": dict(Task.recipes["default"], steps=4000), "paper": Task.recipes["paper"]}
+    recipes = {"default": dict(Task.recipes["default"], steps=4000), "paper": dict(Task.recipes["paper"], calibrate=1000)}
 
     def models(self):
         return {"gril": lambda: MultistepGRIL(self.f, self.layers),
@@ -145,7 +209,7 @@ class MultistepRegression(Task):
     def eta(self):
         """One step size per step, tuned together."""
         if self._eta is None:
-            self._eta = tune(lambda *etas: gradient_descent(etas), [4.0] * self.layers, self)
+            self._eta = self.tuned(self.layers)
         return self._eta
 
     def learner(self):
@@ -175,7 +239,7 @@ class NonlinearRegression(Task):
     @property
     def start(self):
         """GD† begins at linear GD's step size (per layer) and trains it."""
-        return self.eta if self.layers == 1 else tune(lambda *e: gradient_descent(e), [4.0] * self.layers, self)
+        return self.eta if self.layers == 1 else self.tuned(self.layers)
 
     def optimal(self):
         return None
@@ -308,18 +372,32 @@ def closed_form(f, N, scale=1.0, weight_scale=1.0):
 
 
 def tune(family, start, task, tasks=10_000, seed=10_000):
-    """The parameters with which family(*parameters) has the least loss on a fixed draw of tasks; positive ones only."""
-    batch = task.sample(tasks, torch.Generator().manual_seed(seed))
-    x, y, x_query = batch.x[:, :-1].double(), batch.y.double(), batch.x[:, -1].double()
-    log_p = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
-    optimizer = torch.optim.LBFGS([log_p], max_iter=50, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+    """The positive parameters with which family(*parameters) has the least loss, on one fixed draw of tasks.
 
-    def closure():
-        optimizer.zero_grad()
-        loss = task.error(family(*log_p.exp())(x, y[:, :-1], x_query), y[:, -1])
-        loss.backward()
-        return loss
-    optimizer.step(closure)
+    If the task asks for it, the paper's calibration of App. B.4 instead: that many Adam steps on fresh batches.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    log_p = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
+
+    def loss(batch):
+        x, y = batch.x.double(), batch.y.double()
+        return task.error(family(*log_p.exp())(x[:, :-1], y[:, :-1], x[:, -1]), y[:, -1])
+    if task.calibrate:
+        optimizer = torch.optim.Adam([log_p], lr=1e-2)
+        for _ in range(task.calibrate):
+            optimizer.zero_grad()
+            loss(task.sample(64, generator)).backward()
+            optimizer.step()
+    else:
+        optimizer = torch.optim.LBFGS([log_p], max_iter=50, tolerance_change=1e-12, line_search_fn="strong_wolfe")
+        batch = task.sample(tasks, generator)
+
+        def closure():
+            optimizer.zero_grad()
+            value = loss(batch)
+            value.backward()
+            return value
+        optimizer.step(closure)
     return log_p.detach().exp().tolist()
 
 

@@ -1,0 +1,1 @@
+def draw_run(folder): return folder
