@@ -38,12 +38,14 @@ class Task:
         "paper": dict(steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, weight_decay=0.0, warmup=3000, clip=0.0),
     }
 
-    def __init__(self, f=10, N=10, K=3, layers=None, hidden=None, scale=1.0, weight_scale=1.0, calibrate=None):
+    def __init__(self, f=10, N=10, K=3, layers=None, hidden=None, scale=1.0, weight_scale=1.0, tasks=10_000,
+                 calibrate=None):
         for name, value in (("f (input width)", f), ("N (examples in the prompt)", N), ("K (classes)", K)):
             if value < 1:
                 raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
         self.f, self.N, self.K, self.scale, self.weight_scale = f, N, K, scale, weight_scale
-        self.layers, self.hidden, self.calibrate = layers or self.layers, hidden, calibrate
+        self.layers, self.hidden = layers or self.layers, hidden
+        self.tasks, self.calibrate = tasks, calibrate                           # for evaluating, for tuning step sizes
         self._eta = None
 
     # ---- data
@@ -103,8 +105,9 @@ class Task:
         return self._eta
 
     def tuned(self, steps):
-        """Step sizes for several steps of gradient descent, found together on 10,000 tasks (or calibrated as in B.4)."""
-        return tune(lambda *etas: gradient_descent(etas, self.residual), [4.0] * steps, self)
+        """Step sizes for several steps of gradient descent, tuned together (or calibrated as in App. B.4)."""
+        start = [4.0 + i for i in range(steps)]                                 # equal ones would stay equal: a saddle
+        return tune(lambda *etas: gradient_descent(etas, self.residual), start, self)
 
     def residual(self, prediction, y):
         """Minus the derivative of the example's loss with respect to W x: what gradient descent writes beside x."""
@@ -120,20 +123,19 @@ class Task:
 
     # ---- what the training loop asks for
 
-    def validate(self, model=None, tasks=1_000, seed=30_000):
-        """Loss of a model, or of explicit gradient descent, on one fixed draw of tasks."""
-        batch = self.sample(tasks, torch.Generator().manual_seed(seed))
-        if model is None:
-            return self.error(as_learner(self.learner())(batch, batch.x[:, -1]), batch.y[:, -1]).item()
+    def validate(self, model):
+        """A row of metrics.csv: the model beside explicit gradient descent on one fixed draw of 1,000 tasks."""
         device = next(model.parameters()).device
-        with torch.no_grad():
-            return self.error(query(model, batch.s.to(device)), batch.y[:, -1].to(device)).item()
+        predictors = dict(trained=as_predictor(self, model), gd=as_learner(self.learner()))
+        scores = evaluate(self, predictors, 1_000, seed=30_000, sensitivities=100, device=device)
+        return dict(scores["gd"], loss=scores["trained"]["loss"], gd_loss=scores["gd"]["loss"])
 
     def report(self, model, seed):
-        """The numbers of result.json: the model beside its references on 10,000 fresh tasks."""
+        """The numbers of result.json: the model beside its references on fresh tasks."""
         model = copy.deepcopy(model).cpu()
-        scores = evaluate(self, dict(trained=as_predictor(self, model), gd=as_learner(self.learner()),
-                                     constructed=as_predictor(self, self.constructed()), zero=as_learner(zero)), seed=seed)
+        predictors = dict(trained=as_predictor(self, model), gd=as_learner(self.learner()),
+                          constructed=as_predictor(self, self.constructed()), zero=as_learner(zero))
+        scores = evaluate(self, predictors, self.tasks, seed, sensitivities=min(self.tasks, 1_000))
         result = dict(loss=scores["trained"]["loss"], gd_loss=scores["gd"]["loss"],
                       constructed_loss=scores["constructed"]["loss"], zero_loss=scores["zero"]["loss"],
                       optimal_loss=self.optimal() and self.optimal()[1],
@@ -147,16 +149,15 @@ class Task:
         """result.json as a person reads it."""
         rows = [(f"trained {r['model']}", r["loss"]), ("constructed GRIL", r["constructed_loss"]),
                 (self.reference, r["gd_loss"]), ("  its closed form", r["optimal_loss"]), ("zero predictor", r["zero_loss"])]
-        lines = [f"{'loss on the same 10,000 fresh tasks':36s}{'':10s}{'÷ ' + self.reference:>20s}"]
+        lines = [f"{f'loss on the same {self.tasks:,} fresh tasks':36s}{'':10s}{'÷ ' + self.reference:>20s}"]
         lines += [f"{name:36s}{loss:10.5f}{loss / r['gd_loss']:20.4f}" for name, loss in rows if loss is not None]
         lines += ["", f"trained against {self.reference}: cosine of sensitivities {r['cosine']:.5f}, their L2 distance "
                   f"{r['sensitivity_l2']:.4f}, of predictions {r['prediction_l2']:.4f}"]
         distances = [f"{name} {r[name + '_distance']:.4f}" for name in ("PsiTheta", "Q", "q") if name + "_distance" in r]
         if distances:
-            step = f"{r['gain'][0]:.3f}" if isinstance(r["gain"], list) else f"{r['gain']:.3f}"
-            eta = r["eta"][0] if isinstance(r["eta"], list) else r["eta"]
+            gain, eta = (", ".join(f"{g:.3f}" for g in sorted(torch.tensor(r[key]).flatten().tolist())) for key in ("gain", "eta"))
             lines += [f"largest distance from the construction, scale removed: {', '.join(distances)}; mean of |A - 1| "
-                      f"{r['A_distance']:.4f}", f"step size in the weights {step}, of {self.reference} {eta:.3f}"]
+                      f"{r['A_distance']:.4f}", f"step size in the weights: {gain}; of {self.reference}: {eta}"]
         return "\n".join(lines)
 
 
@@ -178,7 +179,7 @@ class Stream:
 
 class ScalarRegression(Task):
     name = "scalar_regression"
-    recipes = {"default": dict(Task.recipes["default"], steps=3000),
+    recipes = {"default": dict(Task.recipes["default"], steps=3000, batch=1024),
                "paper": dict(Task.recipes["paper"], weight_decay=0.05, hidden=20)}
 
     @property
@@ -371,7 +372,7 @@ def closed_form(f, N, scale=1.0, weight_scale=1.0):
     return variance / e, weight_scale ** 2 * 0.5 * f * variance * (1 - variance ** 2 / e)
 
 
-def tune(family, start, task, tasks=10_000, seed=10_000):
+def tune(family, start, task, seed=10_000):
     """The positive parameters with which family(*parameters) has the least loss, on one fixed draw of tasks.
 
     If the task asks for it, the paper's calibration of App. B.4 instead: that many Adam steps on fresh batches.
@@ -390,7 +391,7 @@ def tune(family, start, task, tasks=10_000, seed=10_000):
             optimizer.step()
     else:
         optimizer = torch.optim.LBFGS([log_p], max_iter=50, tolerance_change=1e-12, line_search_fn="strong_wolfe")
-        batch = task.sample(tasks, generator)
+        batch = task.sample(task.tasks, generator)
 
         def closure():
             optimizer.zero_grad()
@@ -403,7 +404,7 @@ def tune(family, start, task, tasks=10_000, seed=10_000):
 
 # ----------------------------------------------------------------------------------------------------- the metrics
 
-def evaluate(task, predictors, tasks=10_000, seed=20_000, sensitivities=1_000, device="cpu"):
+def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
     """Losses of all predictors on the same fresh tasks, so that their ratios are exact; and how alike they answer.
 
     predictors: name -> f(batch, x_query) -> prediction; the first is compared with each of the others (App. B.1).
@@ -434,7 +435,7 @@ def sensitivity(predictor, batch):
     x_query = batch.x[:, -1].clone().requires_grad_()
     prediction = predictor(batch, x_query)                                      # (B, outputs)
     if not prediction.requires_grad:                                            # the zero predictor
-        return torch.zeros(len(x_query), prediction.shape[1] * x_query.shape[1])
+        return x_query.new_zeros(len(x_query), prediction.shape[1] * x_query.shape[1])
     rows = [torch.autograd.grad(p.sum(), x_query, retain_graph=True)[0] for p in prediction.unbind(1)]
     return torch.stack(rows, 1).flatten(1)
 
@@ -458,7 +459,7 @@ def recovered(model, N):
     """
     if hasattr(model, "linear"):
         return recovered(model.linear, N)
-    if isinstance(model, ScalarGRIL) and hasattr(model, "Theta"):
+    if isinstance(model, ScalarGRIL) and all(model.variant.values()):
         # any invertible M turns (Ψ, Θ) into (M Ψ, M⁻ᵀ Θ) without changing a prediction: only ΨᵀΘ is determined
         product = (model.Psi.mT @ model.Theta).detach()
         eye = torch.eye(model.f)
@@ -483,4 +484,4 @@ def recovered(model, N):
     A_distance = (A - 1).abs().reshape(len(heads), -1).mean(1)[counts].mean()
     return dict(Q=Q, Q_distance=(Q - aims)[counts].abs().max().item(), q=q,
                 q_distance=(q - torch.eye(3)[2]).abs().max().item(), A=A, A_distance=A_distance.item(),
-                gain=(gain * scales[::len(heads) // len(gain)] * (q_scale if len(gain) == 1 else 1)).tolist())
+                gain=(gain * scales[::len(heads) // len(gain)] * q_scale).tolist())
