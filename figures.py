@@ -110,8 +110,9 @@ def matrix(ax, M, title, labels=None):
     ax.imshow(M, vmin=-1.2, vmax=1.2, aspect="equal")
     if M.numel() <= 30:
         for i, j in ((i, j) for i in range(M.shape[0]) for j in range(M.shape[1])):
-            ax.text(j, i, f"{M[i, j]:.2f}".replace("-0.00", "0.00"), ha="center", va="center", fontsize=7)
-    ax.set_xticks([]), ax.set_yticks([])
+            ax.text(j, i, f"{M[i, j]:.2f}".replace("-0.00", "0.00"), ha="center", va="center", fontsize=7,
+                    color="white" if M[i, j].abs() > 0.7 else "black")
+    ax.set_xticks([]), ax.set_yticks([]), ax.spines[:].set_visible(False), ax.tick_params(length=0)
     if labels:
         ax.set_xticks(range(M.shape[1]), labels)
         ax.set_yticks(*((range(M.shape[0]), labels) if M.shape[0] > 1 else ([],)))
@@ -144,6 +145,7 @@ def draw_run(folder):
     axes[0].plot(steps, loss, color=BLUE, label=f"trained {result['model']}")
     axes[0].axhline(float(curves([result], "gd_loss")[1][0]), color=ORANGE, ls="--", label=task.reference)
     axes[0].axhline(result["zero_loss"], color=GREY, ls=":", label="zero predictor")
+    axes[0].set_xscale("log")
     axes[0].set(xlabel="optimiser step", ylabel="loss", title=f"{result['task']}, f = {task.f}, N = {task.N}")
     axes[0].legend()
     batch = task.sample(200, torch.Generator().manual_seed(7))
@@ -160,8 +162,8 @@ def draw_run(folder):
         for part, (name, M) in zip(stacked, (("trained", learned[key]), ("constructed", aims.get(key)))):
             sub = figure.add_subplot(part)
             M = torch.ones_like(learned[key]) if M is None else M
-            matrix(sub, M[0] if M.ndim == 3 else M, f"{key.replace('PsiTheta', '$Ψ^TΘ$')} {name}",
-                   WINDOW if key in "Qq" else None)
+            title = f"A {name}\n{M.mean():.3f} ± {M.std():.3f}" if key == "A" else f"{key.replace('PsiTheta', '$Ψ^TΘ$')} {name}"
+            matrix(sub, M[0] if M.ndim == 3 else M, title, WINDOW if key in "Qq" else None)
     path = Path(folder) / "figure.png"
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)

@@ -366,7 +366,7 @@ class MultistepGRIL(nn.Module):
     def walk(self, C, r, read):
         K, o = C[:, :, None].expand(-1, -1, 2, -1, -1), 0                           # (B, T, 2, f, 3), for both heads
         for l in reversed(list(range(len(self.Q))) * self.loops):
-            V = C[:, :, None] @ self.Q[l]                                           # (B, T, 2, f, 3)
+            V = (C @ self.Q[l].mT.flatten(0, 1).mT).unflatten(-1, (2, 3)).movedim(-2, 2)    # (B, T, 2, f, 3)
             ZZ = read(V, K, r[..., None, :].expand(*r.shape[:-1], 2, -1), self.A[l])        # (B, [T,] 2, f)
             beta = self.beta[l][:, None] if r.ndim == 3 else self.beta[l][-1]
             Zr, Zr_tilde = ZZ.unbind(-2)                                            # (B, [T,] f)

@@ -1,0 +1,398 @@
+"""Samplers against their definitions, learners against autograd, training against its bounds, the command line as typed."""
+import csv
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import figures
+import tasks
+import train
+from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
+                   newton, ridge, sensitivity, tune, zero)
+from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
+
+HERE = Path(__file__).parent
+
+
+def draw(task, B=4, seed=0):
+    return task.sample(B, torch.Generator().manual_seed(seed))
+
+
+# -------------------------------------------------------------------------------------------------------- samplers
+
+@pytest.mark.parametrize("scale, weight_scale", ((1.0, 1.0), (2.0, 0.5)))
+def test_moments_of_the_regression_sampler(scale, weight_scale):
+    batch = draw(Task(f=4, N=7, scale=scale, weight_scale=weight_scale), 50_000)
+    x = batch.x.double() / scale
+    assert x.abs().max() <= 0.5 and abs(x.mean()) < 1e-3
+    assert abs(x.square().mean() * 12 - 1) < 0.01 and abs(x.pow(4).mean() * 80 - 1) < 0.01
+    W = torch.linalg.lstsq(batch.x.double(), batch.y.double()).solution / weight_scale     # N+1 > f: W is determined
+    agree(1e-3, linear=(weight_scale * batch.x[:50].double() @ W[:50], batch.y[:50].double()))
+    assert abs(W.median()) < 0.02 and abs((W.abs() < 0.6745).double().mean() - 0.5) < 0.01     # quartiles of N(0, 1)
+
+
+def test_targets_and_tokens_of_every_task():
+    for name, Kind in TASKS.items():
+        task = Kind(f=5, N=6, K=4)
+        batch = draw(task, 300)
+        assert batch.x.shape == (300, 7, 5) and batch.y.shape == (300, 7, task.outputs), name
+        assert torch.equal(draw(task, 300).s, batch.s) and not torch.equal(draw(task, 300, 1).s, batch.s), name
+        assert task.tokens(batch.x, batch.y).shape == batch.s.shape
+        leaked = task.tokens(batch.x, torch.cat([batch.y[:, :-1], batch.y[:, -1:] + 9], 1))
+        assert torch.equal(leaked, batch.s), f"{name}: the held-out target is in the tokens"
+    x, y, s = draw(TASKS["nd_regression"](f=5, N=6))
+    agree(0, x=(s[:, ::2], x), y=(s[:, 1::2], y[:, :-1]))
+    x, y, s = draw(TASKS["scalar_regression"](f=5, N=6))
+    agree(0, x=(s[..., :5], x[:, :-1]), y=(s[..., 5:6], y[:, :-1]), x_next=(s[..., 6:], x[:, 1:]))
+    x, y, s = draw(TASKS["softmax_classification"](f=5, N=6, K=3), 500)
+    assert torch.equal(y.sum(-1), torch.ones(500, 7)) and set(y.unique().tolist()) == {0.0, 1.0}
+    assert (y.mean((0, 1)) - 1 / 3).abs().max() < 0.05
+    agree(1e-6, error=(s[:, 1::2, :3], y[:, :-1] - 1 / 3), padding=(s[:, 1::2, 3:], torch.zeros(500, 6, 2)))
+    x, y, s = draw(TASKS["binary_classification"](f=5, N=6), 500)
+    assert set(y.unique().tolist()) == {0.0, 1.0} and abs(y.mean() - 0.5) < 0.05
+    agree(1e-6, error=(s[:, 1::2, :1], y[:, :-1] - 0.5))
+    assert draw(TASKS["nonlinear_regression"]()).y.abs().max() <= 1
+
+
+def test_labels_follow_the_logits():
+    """The same seed draws the same W and x for every task: labels are functions of the regression targets."""
+    logits = draw(TASKS["nd_regression"](f=3, N=9)).y
+    assert torch.equal(draw(TASKS["softmax_classification"](f=3, N=9, K=3)).y.argmax(-1), logits.argmax(-1))
+    agree(1e-6, sine=(draw(TASKS["nonlinear_regression"](f=3, N=9)).y, logits.sin()))
+    logit = draw(TASKS["scalar_regression"](f=3, N=9)).y
+    assert torch.equal(draw(TASKS["binary_classification"](f=3, N=9)).y, (logit > 0).float())
+
+
+def test_a_stream_goes_on_where_it_was():
+    stream = Task().stream(5, 8)
+    next(stream)
+    position = stream.position()
+    expected = next(stream)
+    stream.seek(position)
+    assert torch.equal(next(stream).s, expected.s)
+
+
+# --------------------------------------------------------------------------------------------------------- learners
+
+@pytest.mark.parametrize("etas", ([0.7], [0.2, 0.5], [0.1, 0.2, 0.3]))
+@pytest.mark.parametrize("loss, task", ((squared, Task), (softmax_loss, TASKS["softmax_classification"]),
+                                        (binary_loss, TASKS["binary_classification"])))
+def test_gradient_descent_is_autograds(etas, loss, task):
+    x, y = seeded(2, 7, 3), (seeded(2, 7, 1 if loss is binary_loss else 3, seed=1) > 0).to(f64)
+    if loss is softmax_loss:
+        y = F.one_hot(y.argmax(-1), 3).to(f64)
+    expected = []
+    for b in range(2):
+        W = torch.zeros(y.shape[-1], 3, dtype=f64)
+        for eta in etas:
+            W = descend(lambda W: loss(W, x[b, :-1], y[b, :-1]), W, eta)
+        expected.append(W @ x[b, -1])
+    got = gradient_descent(etas, task().residual)(x[:, :-1], y[:, :-1], x[:, -1])
+    agree(1e-12, prediction=(got, torch.stack(expected)))
+
+
+def test_one_step_on_the_sine_model_is_autograds():
+    x, y = seeded(1, 7, 3), seeded(1, 7, 3, seed=1).sin()
+    W = descend(lambda W: 0.5 * ((x[0, :-1] @ W.mT).sin() - y[0, :-1]).square().sum(-1).mean(), torch.zeros(3, 3, dtype=f64), 0.7)
+    got = gradient_descent([0.7], link=torch.sin)(x[:, :-1], y[:, :-1], x[:, -1])
+    agree(1e-12, prediction=(got[0], (W @ x[0, -1]).sin()))
+
+
+def test_newton_and_ridge_solve_their_systems():
+    x, W = seeded(3, 12, 4), seeded(3, 2, 4, seed=1)
+    y = x @ W.mT
+    agree(1e-10, newton=(newton(x[:, :-1], y[:, :-1], x[:, -1]), y[:, -1]))
+    agree(1e-10, damped=(newton(x[:, :-1], y[:, :-1], x[:, -1], step=0.48), 0.48 * y[:, -1]))
+    y = y + seeded(3, 12, 2, seed=2)
+
+    def penalised(W, x, y):
+        return squared(W, x, y) + 0.15 * W.square().sum()               # ridge(0.3): the minimum of loss + 0.3/2 ‖W‖²
+    for b in range(3):
+        W = descend(lambda W: penalised(W, x[b, :-1], y[b, :-1]), torch.zeros(2, 4, dtype=f64), 0.3, steps=500)
+        agree(1e-10, ridge=(ridge(0.3)(x[:, :-1], y[:, :-1], x[:, -1])[b], W @ x[b, -1]))
+
+
+def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
+    x, y, x_query, beta = seeded(1, 5, 3), seeded(1, 5, 2, seed=1), seeded(1, 3, seed=2), 0.8
+    S, D = torch.zeros(2, 3, dtype=f64), torch.zeros(2, 3, dtype=f64)
+    for x_t, y_t in zip(x[0], y[0]):
+        before = S
+        S = torch.linalg.solve(torch.eye(3, dtype=f64) + beta * torch.outer(x_t, x_t), (S + beta * torch.outer(y_t, x_t)), left=False)
+        S_ = S.clone().requires_grad_()
+        objective = (S_ - before).square().sum() + beta * (S_ @ x_t - y_t).square().sum()           # App. G
+        assert torch.autograd.grad(objective, S_)[0].abs().max() < 1e-12
+        D = descend(lambda D: 0.5 * (D @ x_t - y_t).square().sum(), D, beta)
+    agree(1e-12, longhorn=(longhorn(beta)(x, y, x_query)[0], S @ x_query[0]), delta=(delta_rule(beta)(x, y, x_query)[0], D @ x_query[0]))
+
+
+def monte_carlo(f, N, tasks):
+    task = Task(f, N)
+    eta, loss = task.optimal()
+    score = evaluate(task, {"gd": as_learner(gradient_descent([eta])), "zero": as_learner(zero)}, tasks, seed=1, sensitivities=2)
+    return score["gd"]["loss"] / loss, score["zero"]["loss"] / (f / 24)
+
+
+@pytest.mark.parametrize("f, N", ((10, 10), (3, 20), (20, 5)))
+def test_closed_form_against_monte_carlo(f, N):
+    gd, nothing = monte_carlo(f, N, 60_000)
+    assert abs(gd - 1) < 0.012 and abs(nothing - 1) < 0.012            # standard error about 0.3 %
+
+
+@pytest.mark.slow
+def test_closed_form_against_a_million_tasks():
+    gd, nothing = monte_carlo(10, 10, 1_000_000)
+    assert abs(gd - 1) < 0.002 and abs(nothing - 1) < 0.002            # standard error 0.065 %
+
+
+def test_the_line_search_finds_the_closed_form():
+    for f, N in ((10, 10), (5, 20)):
+        task = Task(f, N)
+        (eta,) = task.tuned(1)
+        assert abs(eta / closed_form(f, N)[0] - 1) < 0.02
+    assert abs(closed_form(10, 10)[0] - 6.0606) < 1e-3 and abs(closed_form(10, 10)[1] - 0.20623) < 1e-5
+
+
+def test_tuned_steps_are_a_minimum_and_more_steps_are_better():
+    losses = []
+    for steps in (1, 2, 3):
+        task = Task(tasks=3_000)
+        etas = task.tuned(steps)
+        score = lambda e: task.error(as_learner(gradient_descent(e))(batch, batch.x[:, -1]), batch.y[:, -1]).item()
+        batch = task.sample(3_000, torch.Generator().manual_seed(10_000))
+        losses.append(score(etas))
+        for i, factor in itertools.product(range(steps), (0.9, 1.1)):
+            assert score([e * factor if j == i else e for j, e in enumerate(etas)]) > losses[-1]
+    assert losses[1] < 0.75 * losses[0] and losses[2] < 0.85 * losses[1]
+    assert abs(losses[1] / 0.141 - 1) < 0.03 and abs(losses[2] / 0.110 - 1) < 0.03
+
+
+def test_calibration_comes_close_to_the_line_search():
+    """App. B.4: 1,000 optimiser steps on fresh batches; on the two steps together they lose next to nothing."""
+    task, calibrated = TASKS["multistep_regression"](), TASKS["multistep_regression"](calibrate=1000)
+    scores = evaluate(task, {"tuned": as_learner(task.learner()), "calibrated": as_learner(calibrated.learner())}, 5_000, 1, 2)
+    assert 0.999 < scores["calibrated"]["loss"] / scores["tuned"]["loss"] < 1.05
+
+
+# ---------------------------------------------------------------------------------------------------------- metrics
+
+def test_metrics_of_known_predictors():
+    task = Task(f=3, N=5)
+    W = seeded(3, 3, dtype=torch.float32)
+    predictors = {"W": lambda batch, x: x @ W.mT, "2W": lambda batch, x: 2 * x @ W.mT, "-W": lambda batch, x: -x @ W.mT}
+    scores = evaluate(task, predictors, 500, 1)
+    assert scores["2W"]["cosine"] == pytest.approx(1) and scores["-W"]["cosine"] == pytest.approx(-1)
+    assert scores["2W"]["sensitivity_l2"] == pytest.approx(W.norm().item(), rel=1e-5)
+    batch = draw(task, 7)
+    agree(1e-6, jacobian=(sensitivity(predictors["W"], batch), W.flatten().expand(7, -1)))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_constructed_weights_score_as_explicit_gradient_descent(name):
+    task = TASKS[name](f=4, N=6, tasks=500)
+    report = task.report(task.constructed(), seed=3)
+    assert report["loss"] == pytest.approx(report["gd_loss"], rel=1e-4) and report["cosine"] == pytest.approx(1, abs=1e-4)
+    assert report["prediction_l2"] < 1e-4 and report["sensitivity_l2"] < 1e-4
+    for key in ("Q_distance", "q_distance", "A_distance", "PsiTheta_distance"):
+        assert report.get(key, 0) == 0
+    assert report["gain"] == pytest.approx(report["eta"] if isinstance(report["gain"], float) or len(report["gain"]) > 1
+                                           else [report["eta"]], rel=1e-5)
+
+
+def test_recovered_sees_through_the_shared_scale_and_nothing_else():
+    task = Task()
+    model = task.constructed()
+    with torch.no_grad():
+        model.Q *= -4
+        model.q *= 0.5
+        model.beta /= -2
+    assert tasks.recovered(model, 10)["Q_distance"] == 0 and tasks.recovered(model, 10)["gain"][0] == pytest.approx(task.eta)
+    with torch.no_grad():
+        model.Q[0, 2] = 0.1 * model.Q[1, 0]
+    assert tasks.recovered(model, 10)["Q_distance"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name, model, hopeless", (
+    ("nd_regression", "no_window", True), ("nd_regression", "no_readout", True), ("nd_regression", "neither", True),
+    ("nd_regression", "w2", False), ("nd_regression", "gril", False),
+    ("scalar_regression", "no_input", True), ("scalar_regression", "no_output", True), ("scalar_regression", "neither", True),
+    ("scalar_regression", "gril", False)))
+def test_parity_makes_zero_the_best_answer_of_every_ablation(name, model, hopeless):
+    """Flipping the sign of W, of the query, or of all inputs of the context leaves the tasks' distribution as it is.
+
+    Whatever its weights, an ablated layer's answer times the target sums to zero over these eight copies of a prompt,
+    so that its loss is ½ E y² + ½ E ŷ²: nothing beats ŷ = 0. The full layer, and a window of two, escape.
+    """
+    torch.manual_seed(0)
+    task = TASKS[name](f=4, N=5)
+    layer, batch, product = task.model(model).to(f64), draw(task, 50), 0
+    x, y = batch.x.double(), batch.y.double()
+    for W, context, query in itertools.product((1, -1), repeat=3):
+        flip = torch.tensor([context] * 5 + [query], dtype=f64)[:, None]
+        answer = tasks.query(layer, task.tokens(x * flip, W * y * flip))
+        product = product + answer * (W * y * flip)[:, -1]
+    assert (product.abs().max() < 1e-12) == hopeless
+
+
+# --------------------------------------------------------------------------------------------------------- training
+
+def short(tmp_path, task, steps, *more):
+    return train.main(["--task", task, "--steps", str(steps), "--tasks", "2000", "--quiet", "--out", str(tmp_path / "run"),
+                       "--force", *more])
+
+
+@pytest.mark.parametrize("task, steps, bound, more", (
+    ("nd_regression", 500, 1.01, ()), ("scalar_regression", 800, 1.03, ()), ("multistep_regression", 800, 1.05, ()),
+    ("nonlinear_regression", 500, 1.00, ()), ("binary_classification", 500, 1.05, ()), ("softmax_classification", 500, 1.05, ())))
+def test_a_short_run_reaches_gradient_descent(tmp_path, task, steps, bound, more):
+    result = short(tmp_path, task, steps, *more)
+    assert result["loss"] < bound * result["gd_loss"], f"{result['loss']:.4f} against {result['gd_loss']:.4f}"
+    assert result["cosine"] > 0.9 and result["zero_loss"] > 1.2 * result["gd_loss"]
+    wanted = {"task", "model", "seed", "steps", "seconds", "loss", "gd_loss", "constructed_loss", "zero_loss", "cosine",
+              "sensitivity_l2", "prediction_l2", "parameters", "optimal_loss"}
+    assert wanted <= set(json.loads((tmp_path / "run/result.json").read_text()))
+
+
+def test_a_short_run_recovers_the_construction(tmp_path):
+    result = short(tmp_path, "nd_regression", 800)
+    assert result["Q_distance"] < 0.1 and result["q_distance"] < 0.05 and result["A_distance"] < 0.02
+    assert result["gain"][0] == pytest.approx(result["eta"], rel=0.05) and result["cosine"] > 0.999
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_every_seed_becomes_gradient_descent(tmp_path, seed):
+    result = train.main(["--task", "nd_regression", "--seed", str(seed), "--quiet", "--out", str(tmp_path / "run")])
+    assert result["loss"] < 1.01 * result["gd_loss"] and result["cosine"] >= 0.999
+    assert result["Q_distance"] < 0.03 and result["q_distance"] < 0.03 and result["A_distance"] < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task, f, N", [("nd_regression", f, 10) for f in (5, 20, 35, 50)] + [("nd_regression", 10, N) for N in (5, 20, 100)]
+                         + [("scalar_regression", 10, 10)])
+def test_other_sizes_become_gradient_descent(tmp_path, task, f, N):
+    result = train.main(["--task", task, "--f", str(f), "--n", str(N), "--quiet", "--out", str(tmp_path / "run")])
+    assert result["loss"] < 1.02 * result["gd_loss"] and result["cosine"] >= 0.999
+    assert result.get("Q_distance", result.get("PsiTheta_distance")) < 0.03 and result["A_distance"] < 0.02
+    assert result.get("q_distance", 0) < 0.03
+
+
+def without_clock(folder):
+    result = json.loads((folder / "result.json").read_text())
+    return {k: v for k, v in result.items() if k != "seconds"}
+
+
+def test_same_seed_same_bits(tmp_path):
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        train.main(["--task", "nd_regression", "--steps", "60", "--tasks", "300", "--seed", seed, "--quiet", "--out", str(tmp_path / name)])
+    assert without_clock(tmp_path / "a") == without_clock(tmp_path / "b")
+    assert (tmp_path / "a/metrics.csv").read_text() == (tmp_path / "b/metrics.csv").read_text()
+    a, b, c = (torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in "abc")
+    assert all(torch.equal(a[key], b[key]) for key in a) and not torch.equal(a["Q"], c["Q"])
+
+
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "CHECKPOINT_EVERY", 40)
+    command = ["--task", "nd_regression", "--steps", "150", "--tasks", "300", "--quiet", "--out"]
+    train.main([*command, str(tmp_path / "whole")])
+    calls, loss = itertools.count(), Task.loss
+
+    def interrupted(self, model, batch):
+        if next(calls) == 110:
+            raise KeyboardInterrupt
+        return loss(self, model, batch)
+    monkeypatch.setattr(Task, "loss", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train.main([*command, str(tmp_path / "cut")])
+    assert not (tmp_path / "cut/result.json").exists()
+    train.main([*command, str(tmp_path / "cut"), "--resume"])
+    assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")
+    assert (tmp_path / "cut/metrics.csv").read_text() == (tmp_path / "whole/metrics.csv").read_text()
+    with pytest.raises(SystemExit, match="steps: 150 there, 160 here"):
+        train.main(["--task", "nd_regression", "--steps", "160", "--tasks", "300", "--quiet", "--resume", "--out", str(tmp_path / "cut")])
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_good_weights(tmp_path, monkeypatch):
+    calls, loss = itertools.count(), Task.loss
+    monkeypatch.setattr(Task, "loss", lambda self, model, batch: loss(self, model, batch) * (float("nan") if next(calls) == 7 else 1))
+    with pytest.raises(SystemExit, match=r"step 7: the loss is nan.*first not finite in A \(group recurrent\).*weights\.pt"):
+        train.main(["--task", "nd_regression", "--steps", "50", "--quiet", "--out", str(tmp_path / "run")])
+    weights = torch.load(tmp_path / "run/weights.pt", weights_only=True)
+    assert all(w.isfinite().all() for w in weights.values()) and not (tmp_path / "run/result.json").exists()
+
+
+# --------------------------------------------------------------------------------------- the command line, as typed
+
+def typed(tmp_path, *words):
+    return subprocess.run([sys.executable, HERE / "train.py", *words], cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_the_front_door(tmp_path):
+    """Twice the same command: two folders, a table, a figure, and the same numbers."""
+    command = ("--task", "nd_regression", "--steps", "20", "--tasks", "200")
+    first, second = typed(tmp_path, *command), typed(tmp_path, *command)
+    assert first.returncode == second.returncode == 0, first.stderr
+    for text in ("recurrent    100 parameters", "other         13 parameters", "device    cpu", "constructed GRIL",
+                 "zero predictor", "closed form", "largest distance from the construction", "figure.png"):
+        assert text in first.stdout
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert folders == ["nd_regression-gril-f10-n10-seed0", "nd_regression-gril-f10-n10-seed0-2"]
+    for folder in folders:
+        names = {path.name for path in (tmp_path / "runs" / folder).iterdir()}
+        assert names == {"config.json", "metrics.csv", "result.json", "weights.pt", "last.pt", "figure.png"}
+    rows = list(csv.DictReader(open(tmp_path / "runs" / folders[0] / "metrics.csv")))
+    assert [int(row["step"]) for row in rows] == [1, 2, 5, 10, 20]
+    task, model, result = train.load(tmp_path / "runs" / folders[0])
+    assert task.report(model, 20_000)["loss"] == result["loss"]
+
+
+@pytest.mark.parametrize("words, answer", (
+    (("--task", "nd_regresion"), "did you mean nd_regression?"),
+    (("--task", "nd_regresion"), "There are: scalar_regression, nd_regression, multistep"),
+    (("--task", "nd_regression", "--model", "s6"), "there are: gril, no_window"),
+    (("--task", "nd_regression", "--recipe", "quick"), "There are: default, paper"),
+    (("--task", "nd_regression", "--f", "0"), "f (input width) must be at least 1, got 0"),
+    (("--task", "nd_regression", "--n", "0"), "N (examples in the prompt) must be at least 1, got 0"),
+    (("--task", "nd_regression", "--steps", "0"), "--steps must be at least 1, got 0"),
+    (("--task", "nd_regression", "--resume"), "--resume needs --out"),
+    (("--task", "nd_regression", "--out", "old"), "already holds a run: choose another --out, --resume"),
+))
+def test_mistakes_are_answered(tmp_path, monkeypatch, words, answer):
+    monkeypatch.chdir(tmp_path)
+    Path("old").mkdir()
+    Path("old/config.json").write_text("{}")
+    with pytest.raises(SystemExit) as stop:
+        train.main([*words, "--quiet"])
+    assert answer in str(stop.value) and "Traceback" not in str(stop.value)
+    assert not Path("runs").exists()
+
+
+def test_paper_recipes():
+    recipes = {name: task.recipes["paper"] for name, task in TASKS.items()}
+    assert recipes["scalar_regression"] == dict(steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, weight_decay=0.05,
+                                                warmup=3000, clip=0.0, hidden=20)
+    assert recipes["nd_regression"]["recurrent_lr"] * 2 == recipes["nd_regression"]["lr"] == 2e-4
+    assert (recipes["binary_classification"]["lr"], recipes["binary_classification"]["weight_decay"]) == (1.23e-4, 5.17e-3)
+    assert (recipes["softmax_classification"]["lr"], recipes["softmax_classification"]["weight_decay"]) == (1.56e-4, 8.45e-5)
+    assert recipes["multistep_regression"]["calibrate"] == 1000
+
+
+def test_the_paper_recipe_runs(tmp_path):
+    result = train.main(["--task", "scalar_regression", "--recipe", "paper", "--steps", "30", "--tasks", "200", "--quiet",
+                         "--out", str(tmp_path / "run")])
+    assert result["parameters"] == 2 * 20 * 20 + 20 + 1
+
+
+# ---------------------------------------------------------------------------------------------------------- figures
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_every_figure_in_its_quick_form(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    figures.main([name, "--quick"])
+    assert (tmp_path / f"runs/figures/{name}-quick.png").stat().st_size > 10_000
+    assert "---" in capsys.readouterr().out                             # its table
