@@ -26,6 +26,7 @@ from pathlib import Path
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import matplotlib.ticker
 import torch
 from tqdm import tqdm
 
@@ -191,7 +192,7 @@ def fig2(quick):
     a.axhline(float(curves(ours, "gd_loss")[1][0]), color=ORANGE, ls="--", label="GD = GRIL, constructed")
     a.axhline(ours[0]["zero_loss"], color=GREY, ls=":", label="zero predictor")
     a.set(title="A  loss on validation tasks", xlabel="optimiser step", ylabel="½ squared error per coordinate")
-    a.set_xscale("log"), a.legend()
+    a.set_xscale("log"), a.legend(loc="center right", fontsize=8)
     alignment(b, ours, "B  against GD")
     for key, color, label in (("loss", BLUE, "GRIL"), ("gd_loss", ORANGE, "GD")):
         means, stds = zip(*(spread([r[key] for r in results[f]]) for f in widths))
@@ -203,25 +204,26 @@ def fig2(quick):
     task, model, _ = train.load(ours[0]["folder"])
     learned = recovered(model, task.N)
     pairs = (("E  Q", learned["Q"][0], torch.outer(torch.eye(3)[1], torch.eye(3)[0]), WINDOW),
-             ("F  A", learned["A"], torch.ones_like(learned["A"]), None), ("G  q", learned["q"], torch.eye(3)[2], WINDOW))
+             (f"F  A = {learned['A'].mean():.3f} ± {learned['A'].std():.3f}", learned["A"], None, None), ("G  q", learned["q"], torch.eye(3)[2], WINDOW))
     for i, (title, trained, constructed, labels) in enumerate(pairs):
         for j, (name, M) in enumerate((("trained", trained), ("constructed", constructed))):
-            matrix(figure.add_subplot(grid[1, 4 * i + 2 * j:4 * i + 2 * j + 2]), M, f"{title}, {name}", labels)
+            name, M = (f"{title}, {name}", M) if M is not None else ("F  A = 1, constructed", torch.ones_like(trained))
+            matrix(figure.add_subplot(grid[1, 4 * i + 2 * j:4 * i + 2 * j + 2]), M, name, labels)
     finish(figure, "fig2", quick)
 
 
 def alignment(ax, results, title):
     """Cosine and distances along training, two axes."""
-    band(ax, results, "cosine", GREEN, "cosine of sensitivities")
-    ax.set(title=title, xlabel="optimiser step", ylim=(0, 1.05), ylabel="cosine")
+    band(ax, results, "cosine", GREEN, "cosine")
+    ax.set(title=title, xlabel="optimiser step", ylim=(0, 1.05), ylabel="cosine of sensitivities")
     right = ax.twinx()
     right.spines["right"].set_visible(True)
-    band(right, results, "prediction_l2", RED, "L2 of predictions")
-    band(right, results, "sensitivity_l2", ORANGE, "L2 of sensitivities")
+    band(right, results, "prediction_l2", RED, "L2, predictions")
+    band(right, results, "sensitivity_l2", ORANGE, "L2, sensitivities")
     right.set(ylim=(0, None), ylabel="L2 distance")
     ax.set_xscale("log")
     handles = [h for axis in (ax, right) for h in axis.get_legend_handles_labels()[0]]
-    ax.legend(handles=handles, loc="center right")
+    ax.legend(handles=handles, loc="center left", fontsize=7)
 
 
 def scales(ax, results, what, values, quick, reference=None):
@@ -242,7 +244,8 @@ def scales(ax, results, what, values, quick, reference=None):
     for k, color, name, style in ((1, BLUE, "GRIL", "-"), (2, ORANGE, label, "--")):
         ax.errorbar(values, [row[k][0] for row in rows], [row[k][1] for row in rows], color=color, label=name, capsize=2, ls=style)
     ax.set(xlabel=what.replace("_", " ")), ax.set_yscale("log"), ax.legend()
-    ax.yaxis.set_major_formatter(matplotlib.ticker.LogFormatter())
+    for which in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+        which(matplotlib.ticker.FuncFormatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "125" else ""))
     print_table(f"Trained at scale 1, tested at another {what.replace('_', ' ')}", (what, "GRIL", label, f"GRIL ÷ {label}"),
                 [(v, *(f"{m:.4f} ± {s:.4f}" for m, s in cells)) for v, *cells in rows])
 

@@ -12,7 +12,7 @@ The model of "Learning in the Recurrent State: Gradient Descent with Linear Recu
 Glossary, with the paper's letters (capitals are matrices):
 
   s, f      tokens (B, L, f) and their width            C_t   window, the w tokens of step t (f, w)
-  Z_t       recurrent state (d, m)                      A     gate, multiplies Z elementwise; |A| ≤ 1
+  Z_t       recurrent state (d, m)                      A     gate, multiplies Z elementwise
   Q, q, β   mix, select, scale the window's columns     o_t   read-out (d)
   J         independent states side by side             η, N  step size, examples in the prompt
 
@@ -21,10 +21,13 @@ Every form shares one signature, in which the window is already multiplied out (
   form(V, K, r, A, Z0=None) -> (o, Z_T)      Z_t = A ⊙ Z_{t-1} + V_t K_tᵀ,   o_t = Re(Z_t r_t)
   V (B, T, J, d, w)  K (B, T, J, m, w)  r (B, T, J, m)  A broadcasts to (J, d, m)  Z (B, J, d, m)  o (B, T, J, d)
 
+Every form is exact for |A| ≤ 1, zero included. A gate beyond 1 is not refused: Z grows as |A|^T until it overflows.
+
 Sign, a departure from the paper: it writes the state as +gradient in Eq. 5 and as -gradient in Eq. 7 (and App. A.1
 mixes both, which would climb). Here the state always holds +Σ y xᵀ, minus the gradient at W = 0, and β = +η/N.
 """
 import math
+from contextlib import nullcontext
 from functools import reduce
 
 import torch
@@ -186,6 +189,10 @@ def _prepare(V, K, r, A, Z0):
 
 def _real(x):
     return x.real if x.is_complex() else x
+
+
+def _full_precision(device_type):
+    return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
 
 
 def _flat(x):
@@ -586,7 +593,7 @@ class GrilMixer(nn.Module):
         vku = torch.cat([past.to(vku.dtype), vku], -1)                              # (B, J, 3h, w-1+T)
         C = vku.unfold(-1, self.w, 1).movedim(3, 1)                                 # (B, T, J, 3h, w)
         C_v, C_k, C_u = C.split(self.h, -2)
-        with torch.autocast(z.device.type, enabled=False):                          # state and gate stay float32
+        with _full_precision(z.device.type):                                        # state and gate stay float32
             r = torch.einsum("btjhw,jw->btjh", C_u, (self.beta[:, None] * self.q).to(C.dtype))
             o, Z = FORMS[self.chosen_form()](C_v @ self.Q.to(C.dtype), C_k, r, gamma, Z)
         return self.output(o, z), (Z, vku[..., vku.shape[-1] - (self.w - 1):])

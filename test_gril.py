@@ -480,6 +480,14 @@ def test_block_under_autocast_keeps_its_state_in_float32():
     agree(0.05, output=(y.float(), block(x)))
 
 
+@pytest.mark.parametrize("form", ("auto", "loop", "scan", "chunk"))
+def test_block_on_the_meta_device(form):
+    with torch.device("meta"):
+        block, x = Block(GrilMixer(16, 16, 4, form=form), 16), torch.randn(2, 50, 16)
+        block(x).sum().backward()
+    assert all(p.grad is not None and p.grad.is_meta for p in block.parameters())
+
+
 # ------------------------------------------------------------------------------------------------------ bad input
 
 @pytest.mark.parametrize("call, message", (
