@@ -26,6 +26,7 @@ Every form is exact for |A| ≤ 1, zero included. A gate beyond 1 is not refused
 Sign, a departure from the paper: it writes the state as +gradient in Eq. 5 and as -gradient in Eq. 7 (and App. A.1
 mixes both, which would climb). Here the state always holds +Σ y xᵀ, minus the gradient at W = 0, and β = +η/N.
 """
+import difflib
 import math
 from contextlib import nullcontext
 from functools import reduce
@@ -116,17 +117,17 @@ def gril_chunk(V, K, r, A, Z0=None, chunk=32):
         u = blocks(r, 2 * n)[:, :, :, n:] * to_read[:, :, :n]               # (B, J, CL/2n, n, m)
         v = blocks(V, 2 * n)[:, :, :, :n].flatten(-3, -2)                   # (B, J, CL/2n, n·w, d)
         left, right = o.unflatten(2, (-1, 2)).unbind(3)                     # (B, J, CL/2n, n, d)
-        o = torch.cat([left, right + _flat(u.conj()) @ _flat(k).flatten(-3, -2).mT @ v], 3)
+        o = torch.cat([left, right + flat(u.conj()) @ flat(k).flatten(-3, -2).mT @ v], 3)
         n *= 2
 
     def write(K, V, powers):                                                # Σ_s V_s (γ^{end-s} K_s)ᵀ
-        VK = V.flatten(-3, -2).mT @ _flat(K * powers).flatten(-3, -2)
+        VK = V.flatten(-3, -2).mT @ flat(K * powers).flatten(-3, -2)
         return torch.view_as_complex(VK.unflatten(-1, (-1, 2))) if Z0.is_complex() else VK
     Z_in = Z0[:, :, None]                                                   # (B, J, C, d, m), at each chunk's start
     if C > 1:
         VK = write(blocks(K, L)[:, :, :-1], blocks(V, L)[:, :, :-1], to_write).transpose(1, 2)
         Z_in = torch.cat([Z_in, scan(p[None, None, :, L:], VK, Z0).transpose(1, 2)], 2)
-    o = o + _flat((blocks(r, L) * to_read).conj()) @ _flat(Z_in).mT         # (B, J, C, L, d)
+    o = o + flat((blocks(r, L) * to_read).conj()) @ flat(Z_in).mT         # (B, J, C, L, d)
     n, last = T - (C - 1) * L, (C - 1) * L
     Z = p[:, n:n + 1] * Z_in[:, :, -1] + write(K[:, :, last:T], V[:, :, last:T], to_write[:, 0, L - n:])
     return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(dtype), Z
@@ -191,12 +192,12 @@ def _real(x):
     return x.real if x.is_complex() else x
 
 
-def _full_precision(device_type):
+def full_precision(device_type):
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
 
 
-def _flat(x):
-    """Complex channels as pairs of real ones, so that Re(a · conj(b)) is the real product _flat(a) · _flat(b)."""
+def flat(x):
+    """Complex channels as pairs of real ones, so that Re(a · conj(b)) is the real product flat(a) · flat(b)."""
     return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
 
 
@@ -219,18 +220,35 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a, b, z0):
-        b = torch.cat([b[:, :1] + a[:, :1] * z0[:, None], b[:, 1:]], 1)
-        z = _associative_scan(a, b)
+        z = b.clone()
+        z[:, 0].addcmul_(a[:, 0], z0)
+        z = _solve(a, z)
         ctx.save_for_backward(a, z, z0)
         return z
 
     @staticmethod
     def backward(ctx, g):
         a, z, z0 = ctx.saved_tensors
-        back = a.conj() if a.shape[1] == 1 else torch.cat([a[:, 1:], a[:, :1]], 1).conj()   # a_{t+1} meets dz_{t+1}
-        g = _associative_scan(back.flip(1), g.flip(1)).flip(1)              # dL/db_t = g_t + ā_{t+1} dL/db_{t+1}
+        g = _solve(a.conj(), g.clone(), back=True)                          # dL/db_t = g_t + ā_{t+1} dL/db_{t+1}
         z = torch.cat([z0[:, None], z[:, :-1]], 1)
-        return (g * z.conj()).sum_to_size(a.shape), g, (a[:, :1].conj() * g[:, :1])[:, 0].sum_to_size(z0.shape)
+        return (g * z.conj()).sum_to_size(a.shape), g, (a[:, 0].conj() * g[:, 0]).sum_to_size(z0.shape)
+
+
+def _solve(a, z, back=False):
+    """z_t += a_t z_{t-1}, or backwards z_t += a_{t+1} z_{t+1}, in log depth; z may be overwritten.
+
+    On a CPU, where a step is long enough to fill it, one step after the other: that reads everything once.
+    """
+    if z.device.type == "cpu" and z[:, 0].numel() >= 1024:
+        steps, gates = z.unbind(1), a.expand(-1, z.shape[1], *a.shape[2:]).unbind(1)[1:]
+        steps, gates = (steps[::-1], gates[::-1]) if back else (steps, gates)
+        for a_t, before, z_t in zip(gates, steps, steps[1:]):
+            z_t.addcmul_(a_t, before)
+        return z
+    if back:
+        a = a if a.shape[1] == 1 else torch.cat([a[:, 1:], a[:, :1]], 1)    # a_{t+1} meets z_{t+1}
+        return _associative_scan(a.flip(1), z.flip(1)).flip(1)
+    return _associative_scan(a, z)
 
 
 def _associative_scan(a, b):
@@ -276,8 +294,7 @@ class ScalarGRIL(nn.Module):
 
     def __init__(self, f, hidden=None, variant="full", form=gril_scan):
         super().__init__()
-        _known("variant", variant, SCALAR_VARIANTS)
-        self.f, self.form, self.variant = f, form, SCALAR_VARIANTS[variant]
+        self.f, self.form, self.variant = f, form, known("variant", variant, SCALAR_VARIANTS)
         hidden, width = hidden or f, 2 * f if self.variant["product"] else 2 * f + 1
         if hidden < f:
             raise ValueError(f"ScalarGRIL: a hidden size of {hidden} cannot hold the gradient of {f} weights")
@@ -319,8 +336,7 @@ class GRIL(nn.Module):
 
     def __init__(self, f, variant="full", form=gril_scan):
         super().__init__()
-        _known("variant", variant, VARIANTS)
-        self.form, self.variant = form, VARIANTS[variant]
+        self.form, self.variant = form, known("variant", variant, VARIANTS)
         w = self.variant["w"]
         self.Q = nn.Parameter(0.1 * torch.randn(w, w) / w)      # small: what the loss does not ask for stays small
         self.A = nn.Parameter(torch.empty(f, f).uniform_(0.9, 1))
@@ -455,9 +471,13 @@ def _per_step(beta):
     return beta[:, None]
 
 
-def _known(what, name, table):
+def known(what, name, table):
+    """The row of a table, or an answer that lists them all."""
     if name not in table:
-        raise ValueError(f"unknown {what} {name!r}; there are: {', '.join(table)}")
+        near = difflib.get_close_matches(name, table, 1)
+        raise ValueError(f"unknown {what} {name!r}{f', did you mean {near[0]}?' if near else '.'} "
+                         f"There are: {', '.join(table)}")
+    return table[name]
 
 
 # ------------------------------------------------------------------------------------------- 4. the constructions
@@ -550,8 +570,8 @@ class GrilMixer(nn.Module):
         super().__init__()
         if P % J:
             raise ValueError(f"GrilMixer: state size P = {P} is not divisible by J = {J} blocks")
-        _known("gate", gate, ("real", "complex"))
-        _known("form", form, ("auto", *FORMS))
+        known("gate", gate, dict.fromkeys(("real", "complex")))
+        known("form", form, {"auto": None, **FORMS})
         self.J, self.h, self.w, self.form = J, P // J, w, form
         self.W_in = nn.Linear(H, P, bias=False)
         self.W_vk = nn.Linear(P, 2 * P, bias=False)
@@ -593,7 +613,7 @@ class GrilMixer(nn.Module):
         vku = torch.cat([past.to(vku.dtype), vku], -1)                              # (B, J, 3h, w-1+T)
         C = vku.unfold(-1, self.w, 1).movedim(3, 1)                                 # (B, T, J, 3h, w)
         C_v, C_k, C_u = C.split(self.h, -2)
-        with _full_precision(z.device.type):                                        # state and gate stay float32
+        with full_precision(z.device.type):                                        # state and gate stay float32
             r = torch.einsum("btjhw,jw->btjh", C_u, (self.beta[:, None] * self.q).to(C.dtype))
             o, Z = FORMS[self.chosen_form()](C_v @ self.Q.to(C.dtype), C_k, r, gamma, Z)
         return self.output(o, z), (Z, vku[..., vku.shape[-1] - (self.w - 1):])

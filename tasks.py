@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, MultistepGRIL, NonlinearGRIL, ScalarGRIL,
                   StateMLPGRIL, construct_binary, construct_multistep, construct_multivariate, construct_scalar,
-                  construct_softmax, gd_dagger, interleave)
+                  construct_softmax, gd_dagger, interleave, known)
 
 
 class Batch(NamedTuple):
@@ -79,10 +79,7 @@ class Task:
                 **{name: lambda name=name: GRIL(self.f, name) for name in VARIANTS if name != "full"}}
 
     def model(self, name="gril"):
-        models = self.models()
-        if name not in models:
-            raise ValueError(f"unknown model {name!r} for {self.name}; there are: {', '.join(models)}")
-        return models[name]()
+        return known(f"model for {self.name}", name, self.models())()
 
     def constructed(self):
         """The model whose weights are set, not trained, to be one step of gradient descent."""

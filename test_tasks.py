@@ -354,7 +354,7 @@ def test_the_front_door(tmp_path):
 @pytest.mark.parametrize("words, answer", (
     (("--task", "nd_regresion"), "did you mean nd_regression?"),
     (("--task", "nd_regresion"), "There are: scalar_regression, nd_regression, multistep"),
-    (("--task", "nd_regression", "--model", "s6"), "there are: gril, no_window"),
+    (("--task", "nd_regression", "--model", "s6"), "There are: gril, no_window"),
     (("--task", "nd_regression", "--recipe", "quick"), "There are: default, paper"),
     (("--task", "nd_regression", "--f", "0"), "f (input width) must be at least 1, got 0"),
     (("--task", "nd_regression", "--n", "0"), "N (examples in the prompt) must be at least 1, got 0"),

@@ -11,7 +11,6 @@ A run's folder holds config.json, metrics.csv, result.json, weights.pt, figure.p
 """
 import argparse
 import csv
-import difflib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from gril import known
 from tasks import TASKS
 
 CHECKPOINT_EVERY = 1000
@@ -60,14 +60,6 @@ def arguments(argv=None):
     add("--resume", action="store_true", help="go on from the last checkpoint in --out")
     add("--quiet", action="store_true", help="no progress bar, table or figure")
     return parser.parse_args(argv)
-
-
-def known(what, name, table):
-    if name not in table:
-        near = difflib.get_close_matches(name, table, 1)
-        raise ValueError(f"unknown {what} {name!r}{f', did you mean {near[0]}?' if near else ''} "
-                         f"There are: {', '.join(table)}")
-    return table[name]
 
 
 def train(args):

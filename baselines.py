@@ -1,0 +1,422 @@
+"""The other sequence models of the comparison (Fig. 3C, App. B.3), each in its minimal honest form, all one interface:
+
+  run(x, state=None) -> (y, state)     a stretch (B, T, H) -> (B, T, H) from a state to the next one
+  step(x, state=None) -> (y, state)    one token (B, H) of a stream
+  forward(x) -> y                      a whole sequence
+
+  1. shared           Mixer, Stack, causal convolution, feed-forward layers
+  2. S5, LRU          constant diagonal complex gate           Smith et al. 2023; Orvieto et al. 2023
+  3. Mamba            gate, write and read chosen by the input  Gu & Dao 2023
+  4. attention        linear, softmax, local multi-query       von Oswald et al. 2023; Vaswani et al. 2017
+  5. Griffin          RG-LRU blocks and local attention        De et al. 2024
+  6. networks         MODELS, a table of presets; make(name, f, out, H, layers) builds one
+
+Letters are those of each paper: x is the state and u the input in S5, h the state and x the input in Mamba and Griffin.
+H is the width, P and N are state sizes, J blocks. Every linear recurrence is `gril.scan`; at T = 1 that is the
+recurrence z = a z + b itself, so a step is a run over one token.
+
+Departures, for all: gril.Block with its LayerNorm stands where Mamba and Griffin have RMSNorm and S5 batch norm, and no
+weight is scaled down with depth.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gril import Block, flat, full_precision, gril_chunk, known, scan
+
+
+# ------------------------------------------------------------------------------------------------------- 1. shared
+
+class Mixer(nn.Module):
+    """What every model here is: give it run, and it streams."""
+    recurrent = ()                                              # parameters with the lower learning rate, undecayed
+
+    def step(self, x, state=None):
+        y, state = self.run(x[:, None], state)
+        return y[:, 0], state
+
+    def forward(self, x):
+        return self.run(x)[0]
+
+
+class Stack(Mixer):
+    """Layers one after the other; the state is the list of theirs."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def run(self, x, state=None):
+        states = []
+        for layer, s in zip(self.layers, state or [None] * len(self.layers)):
+            x, s = layer.run(x, s)
+            states.append(s)
+        return x, states
+
+
+class CausalConv(Mixer):
+    """A short filter per channel over the last w inputs, y_t = Σ_i W_i ⊙ x_{t-w+1+i} + b; carries w-1 inputs."""
+
+    def __init__(self, H, w=4):
+        super().__init__()
+        self.W = nn.Parameter(torch.empty(w, H).uniform_(-1, 1) / math.sqrt(w))
+        self.b = nn.Parameter(torch.empty(H).uniform_(-1, 1) / math.sqrt(w))
+
+    def run(self, x, past=None):
+        w, T = len(self.W), x.shape[1]
+        x = F.pad(x, (0, 0, w - 1, 0)) if past is None else torch.cat([past, x], 1)     # (B, w-1+T, H)
+        return self.b + sum(self.W[i] * x[:, i:i + T] for i in range(w)), x[:, T:]
+
+
+class MLP(Mixer):
+    """W_2 GELU(W_1 x), the transformer's feed-forward layer. No state."""
+
+    def __init__(self, H, inner):
+        super().__init__()
+        self.W_1, self.W_2 = nn.Linear(H, inner), nn.Linear(inner, H)
+
+    def run(self, x, state=None):
+        return self.W_2(F.gelu(self.W_1(x))), None
+
+
+class GatedMLP(Mixer):
+    """W_2 (GELU(W_1 x) ⊙ W_3 x), Griffin's (De et al. 2024, Sec. 2.2). No state."""
+
+    def __init__(self, H, inner):
+        super().__init__()
+        self.W_13, self.W_2 = nn.Linear(H, 2 * inner), nn.Linear(inner, H)
+
+    def run(self, x, state=None):
+        gate, x = self.W_13(x).chunk(2, -1)
+        return self.W_2(F.gelu(gate) * x), None
+
+
+def divide(size, parts, what):
+    if size % parts:
+        raise ValueError(f"{what}: {size} is not divisible by {parts}")
+    return size // parts
+
+
+# -------------------------------------------------------------------------------------------------- 2. S5 and LRU
+
+def hippo(n):
+    """HiPPO-N, S = -½ I + skew part, as (Λ, V), S = V Λ Vᴴ: eigenvalues (n/2) with Im > 0, eigenvectors (n, n/2)."""
+    p = torch.arange(1, 2 * n, 2, dtype=torch.float64).sqrt()                       # √(2k+1)
+    skew = torch.outer(p, p).triu(1) / 2
+    frequency, V = torch.linalg.eigh(-1j * (skew - skew.mT))                        # ascending, in pairs ±
+    return torch.complex(torch.full((n // 2,), -0.5, dtype=torch.float64), frequency[n // 2:]), V[:, n // 2:]
+
+
+class DiagonalSSM(Mixer):
+    """x_t = Λ̄ ⊙ x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D ⊙ u_t; out comes g ⊙ σ(W g), g = GELU(y).
+
+    Conjugate symmetry: of P states in conjugate pairs, one of each pair is held, P/2 complex numbers; hence 2 Re.
+    Complex parameters are kept as pairs of real numbers, which any optimiser and .to(dtype) understand.
+    """
+
+    def __init__(self, B, C):
+        super().__init__()
+        self.B, self.C = (nn.Parameter(torch.view_as_real(M).float().contiguous()) for M in (B, C))     # (…, 2)
+        self.D = nn.Parameter(torch.randn(len(C)))
+        self.W = nn.Linear(len(C), len(C))
+
+    def run(self, u, x=None):
+        with full_precision(u.device.type):
+            Lambda, B = self.system()                                               # (P/2,), (P/2, H)
+            u = u.to(self.D.dtype)
+            Bu = torch.view_as_complex(torch.stack([u @ B.real.mT, u @ B.imag.mT], -1))     # (B, T, P/2)
+            x = scan(Lambda[None, None], Bu, Bu.new_zeros(len(u), len(B)) if x is None else x)
+            y = flat(x) @ flat(2 * torch.view_as_complex(self.C).conj()).mT + self.D * u  # (B, T, H)
+        y = F.gelu(y)
+        return y * self.W(y).sigmoid(), x[:, -1]
+
+
+class S5(DiagonalSSM):
+    """S5 (Smith et al. 2023): Λ from J blocks of HiPPO-N, discretised by zero-order hold with a timescale per state."""
+    recurrent = ("Lambda_re", "Lambda_im", "B", "log_Delta")
+
+    def __init__(self, H, P=None, J=1, dt_min=1e-3, dt_max=1e-1):
+        P = P or H
+        h = 2 * divide(P, 2 * J, f"S5: state size P in conjugate pairs and J = {J} blocks")
+        Lambda, V = hippo(h)
+        B, C = torch.randn(J, h, H).to(V) / math.sqrt(H), torch.randn(H, J, h).to(V) / math.sqrt(P)
+        super().__init__((V.mH @ B).flatten(0, 1), (C @ V).flatten(1))              # B̃ = V⁻¹ B, C̃ = C V
+        self.Lambda_re, self.Lambda_im = (nn.Parameter(x.repeat(J).float()) for x in (Lambda.real, Lambda.imag))
+        self.log_Delta = nn.Parameter(torch.empty(P // 2).uniform_(math.log(dt_min), math.log(dt_max)))
+
+    def system(self):
+        """Λ̄ = exp(Λ Δ), B̄ = Λ⁻¹ (Λ̄ - 1) B̃ (their Eq. 6); Re Λ stays below -1e-4, so that no state grows."""
+        Lambda = torch.complex(self.Lambda_re.clamp(max=-1e-4), self.Lambda_im)
+        step = Lambda * self.log_Delta.exp()
+        return step.exp(), (torch.expm1(step) / Lambda)[:, None] * torch.view_as_complex(self.B)
+
+
+class LRU(DiagonalSSM):
+    """LRU (Orvieto et al. 2023): the same layer without a time scale, Λ̄ = exp(-exp ν + i exp θ), B̄ = γ ⊙ B.
+
+    Starts on a ring, |Λ̄|² uniform in [r_min², r_max²], with γ = √(1 - |Λ̄|²), learned from there.
+    """
+    recurrent = ("nu", "theta", "log_gamma", "B")
+
+    def __init__(self, H, P=None, r_min=0.0, r_max=1.0, max_phase=2 * math.pi):
+        P = P or H
+        n = divide(P, 2, "LRU: state size P in conjugate pairs")
+        B, C = (torch.randn(*shape, dtype=torch.cfloat) for shape in ((n, H), (H, n)))      # real and imaginary ½ each
+        super().__init__(B / math.sqrt(H), C / math.sqrt(2 * n))                    # Re C has 1/n, less 2 Re
+        radius = torch.empty(n).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)      # |Λ̄|²
+        self.nu = nn.Parameter((-0.5 * radius.log()).log())
+        self.theta = nn.Parameter((max_phase * torch.rand(n)).clamp(min=1e-6).log())
+        self.log_gamma = nn.Parameter(0.5 * (1 - radius).log())
+
+    def system(self):
+        Lambda = torch.polar((-self.nu.exp()).exp(), self.theta.exp())
+        return Lambda, self.log_gamma.exp()[:, None] * torch.view_as_complex(self.B)
+
+
+# ------------------------------------------------------------------------------------------------------- 3. Mamba
+
+class Mamba(Mixer):
+    """Mamba (Gu & Dao 2023, Fig. 3 and Algorithm 2): W_out (SSM(x) ⊙ SiLU(z)) with x = SiLU(conv(·)), x and z = W_in.
+
+    The selective SSM: h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D ⊙ x_t; h is E × N; Δ, B, C from x_t.
+    The write is their code's Δ B, the first order of the zero-order hold that the paper prints.
+    """
+    recurrent = ("A_log", "D")
+
+    def __init__(self, H, N=16, expand=2, w=4, rank=None, dt_min=1e-3, dt_max=1e-1, chunk=16):
+        super().__init__()
+        E, self.N, self.rank, self.chunk = expand * H, N, rank or -(-H // 16), chunk
+        self.W_in = nn.Linear(H, 2 * E, bias=False)
+        self.conv = CausalConv(E, w)
+        self.W_x = nn.Linear(E, self.rank + 2 * N, bias=False)
+        self.W_Delta = nn.Linear(self.rank, E)
+        self.W_out = nn.Linear(E, H, bias=False)
+        self.A_log = nn.Parameter(torch.arange(1.0, N + 1).log().repeat(E, 1))      # A = -1 … -N in every channel
+        self.D = nn.Parameter(torch.ones(E))
+        Delta = torch.empty(E).uniform_(math.log(dt_min), math.log(dt_max)).exp()
+        with torch.no_grad():
+            self.W_Delta.weight.uniform_(-1, 1).div_(math.sqrt(self.rank))
+            self.W_Delta.bias.copy_(Delta + (-torch.expm1(-Delta)).log())           # softplus of it is Δ
+
+    def run(self, x, state=None):
+        h, past = state or (None, None)
+        x, z = self.W_in(x).chunk(2, -1)                                            # (B, T, E) both
+        x, past = self.conv.run(x, past)
+        x = F.silu(x)
+        Delta, B, C = self.W_x(x).split([self.rank, self.N, self.N], -1)            # (B, T, rank), (B, T, N) twice
+        Delta = F.softplus(self.W_Delta(Delta))                                     # (B, T, E)
+        with full_precision(x.device.type):
+            x, Delta, B, C = (v.to(self.D.dtype) for v in (x, Delta, B, C))
+            h = x.new_zeros(len(x), *self.A_log.shape) if h is None else h          # (B, E, N)
+            y, h = selective_scan(x, Delta, -self.A_log.exp(), B, C, h, self.chunk)
+            y = y + self.D * x                                                      # (B, T, E)
+        return self.W_out(y * F.silu(z)), (h, past)
+
+
+def selective_scan(x, Delta, A, B, C, h, chunk):
+    """The selective SSM but for D ⊙ x, a chunk of steps at a time.
+
+    The T · E · N states never exist at once: a chunk of them fits the cache, and the backward pass makes them again, as
+    the authors' kernel does.
+    """
+    y = []
+    for part in zip(*(v.split(chunk, 1) for v in (x, Delta, B, C))):
+        if torch.is_grad_enabled():
+            y_part, h = checkpoint(_selective_chunk, A, h, *part, use_reentrant=False, preserve_rng_state=False)
+        else:
+            y_part, h = _selective_chunk(A, h, *part)
+        y.append(y_part)
+    return torch.cat(y, 1), h
+
+
+def _selective_chunk(A, h, x, Delta, B, C):
+    A_bar = (Delta[..., None] * A).exp()                                            # (B, T, E, N)
+    h = scan(A_bar, (Delta * x)[..., None] * B[:, :, None], h)                      # (B, T, E, N)
+    return (h @ C[..., None])[..., 0], h[:, -1]                                     # (B, T, E)
+
+
+# --------------------------------------------------------------------------------------------------- 4. attention
+
+class LinearAttention(Mixer):
+    """Linear self-attention (von Oswald et al. 2023): e_t + Σ_heads P Z_t W_Q e_t, Z_t = Z_{t-1} + W_V e_t (W_K e_t)ᵀ.
+
+    Their layer in its causal, recurrent form (the last token sees the same sum): no softmax, norm or bias.
+    """
+
+    def __init__(self, H, heads=1, std=0.2, dropout=0.0):
+        super().__init__()
+        divide(H, heads, "LinearAttention: width H into heads")
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
+        self.W_Q, self.W_K, self.W_V, self.P = (nn.Linear(H, H, bias=False) for _ in range(4))
+        for W in (self.W_Q, self.W_K, self.W_V, self.P):
+            nn.init.normal_(W.weight, std=std / math.sqrt(H))                       # small: starts near e_t itself
+
+    def run(self, e, Z=None):
+        q, k, v = (W(e).unflatten(-1, (self.heads, -1)) for W in (self.W_Q, self.W_K, self.W_V))    # (B, T, heads, d)
+        with full_precision(e.device.type):
+            o, Z = gril_chunk(v[..., None], k[..., None], q, None, Z)               # Z (B, heads, d, d)
+        return e + self.dropout(self.P(o.flatten(-2))), Z
+
+
+class Attention(Mixer):
+    """Softmax attention (Vaswani et al. 2017), rotary positions; kv_heads=1 makes it multi-query, a window local.
+
+    The state is the keys and values that later tokens may still see: all, or the last window-1.
+    """
+
+    def __init__(self, H, heads=1, kv_heads=None, window=math.inf):
+        super().__init__()
+        self.d = divide(H, heads, "Attention: width H into heads")
+        self.heads, self.kv_heads, self.window = heads, kv_heads or heads, window
+        divide(heads, self.kv_heads, "Attention: heads over key-value heads")
+        if window < 1:
+            raise ValueError(f"Attention: the window must hold at least the token itself, got {window}")
+        self.W_Q = nn.Linear(H, H, bias=False)
+        self.W_KV = nn.Linear(H, 2 * self.kv_heads * self.d, bias=False)
+        self.W_out = nn.Linear(H, H)
+
+    def run(self, x, state=None):
+        q, k, v = (y.unflatten(-1, (-1, self.d)).transpose(1, 2) for y in (self.W_Q(x), *self.W_KV(x).chunk(2, -1)))
+        if state is not None:
+            k, v = (torch.cat([past, new], 2) for past, new in zip(state, (k, v)))  # (B, kv_heads, S, d)
+        T, S = q.shape[2], k.shape[2]
+        t, s = torch.arange(S - T, S, device=x.device), torch.arange(S, device=x.device)
+        k_all, v_all = (y.repeat_interleave(self.heads // self.kv_heads, 1) for y in (rotate(k, s), v))
+        distance, causal = t[:, None] - s, S == T <= self.window                    # plain causal needs no mask
+        seen = None if causal else (distance >= 0) & (distance < self.window)       # (T, S)
+        o = F.scaled_dot_product_attention(rotate(q, t), k_all, v_all, seen, is_causal=causal)      # (B, heads, T, d)
+        first = max(0, S - self.window + 1)
+        return self.W_out(o.transpose(1, 2).flatten(2)), (k[:, :, first:], v[:, :, first:])
+
+
+def rotate(x, position):
+    """Rotary positions (Su et al. 2021): channel pairs (i, i + d/2) turned by position · 10000^(-2i/d).
+
+    Only differences of positions matter, so they are counted from the oldest key held. An odd last channel is let be.
+    """
+    n, dtype = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    angle = position[:, None] * 1e4 ** (-torch.arange(n, dtype=dtype, device=x.device) / max(n, 1))     # (T, d/2)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b, rest = x.split([n, n, x.shape[-1] - 2 * n], -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], -1)
+
+
+class Transformer(Stack):
+    """One layer of a pre-norm transformer: attention, then an MLP of 4H."""
+
+    def __init__(self, H, heads=1, dropout=0.0):
+        super().__init__(*(Block(mixer, H, dropout) for mixer in (Attention(H, heads), MLP(H, 4 * H))))
+
+
+# ----------------------------------------------------------------------------------------------------- 5. Griffin
+
+class RGLRU(Mixer):
+    """RG-LRU (De et al. 2024, Eq. 1 to 4): h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ (i_t ⊙ x_t), a_t = σ(Λ)^(c r_t).
+
+    Gates r = σ(W_a x + b_a), i = σ(W_x x + b_x) with block-diagonal W. Starts with σ(Λ)^c uniform in [0.9, 0.999].
+    """
+    recurrent = ("Lambda",)
+    c = 8
+
+    def __init__(self, D, blocks=1):
+        super().__init__()
+        n = divide(D, blocks, "RGLRU: width D into blocks")
+        self.W = nn.Parameter(torch.randn(blocks, n, 2 * n) / math.sqrt(n))         # W_a and W_x, block by block
+        self.b = nn.Parameter(torch.zeros(blocks, 2 * n))
+        a = torch.empty(D).uniform_(0.9, 0.999) ** (1 / self.c)
+        self.Lambda = nn.Parameter(a.logit())
+
+    def run(self, x, h=None):
+        with full_precision(x.device.type):
+            x = x.to(self.Lambda.dtype)
+            gates = torch.einsum("btkn,knm->btkm", x.unflatten(-1, (len(self.W), -1)), self.W) + self.b
+            r, i = (g.flatten(2) for g in gates.sigmoid().chunk(2, -1))             # (B, T, D)
+            log_a = self.c * r * F.logsigmoid(self.Lambda)
+            h = torch.zeros_like(x[:, 0]) if h is None else h                       # (B, D)
+            h = scan(log_a.exp(), (-torch.expm1(2 * log_a)).sqrt() * i * x, h)      # (B, T, D)
+        return h, h[:, -1]
+
+
+class RecurrentBlock(Mixer):
+    """Griffin's recurrent block (De et al. 2024, Fig. 2c): W_out (GELU(W_gate x) ⊙ RG-LRU(conv(W_in x)))."""
+
+    def __init__(self, H, D, blocks=1):
+        super().__init__()
+        self.W_in, self.W_out = nn.Linear(H, 2 * D), nn.Linear(D, H)
+        self.inner = Stack(CausalConv(D), RGLRU(D, blocks))
+
+    def run(self, x, state=None):
+        gate, x = self.W_in(x).chunk(2, -1)                                         # (B, T, D)
+        h, state = self.inner.run(x, state)
+        return self.W_out(F.gelu(gate) * h), state
+
+
+class Griffin(Stack):
+    """Griffin (De et al. 2024): recurrent, recurrent, local multi-query attention, each followed by a gated MLP of 3H.
+
+    One layer here is the whole pattern of three, as in the comparison's table. D is "LRU width", 4H/3 if not given.
+    """
+
+    def __init__(self, H, heads=1, D=None, window=1024, dropout=0.0):
+        D = D or heads * round(4 * H / 3 / heads)
+        mixers = RecurrentBlock(H, D, heads), RecurrentBlock(H, D, heads), Attention(H, heads, 1, window)
+        super().__init__(*(Block(part, H, dropout) for mixer in mixers for part in (mixer, GatedMLP(H, 3 * H))))
+
+
+# ---------------------------------------------------------------------------------------------------- 6. networks
+
+class Network(Stack):
+    """Tokens (B, L, f) to predictions (B, L, out), one at every position: embedding, layers, read-out."""
+
+    def __init__(self, f, embed, layers, readout):
+        super().__init__(*layers)
+        self.embed, self.readout, self.f = embed, readout, f
+
+    def run(self, s, state=None):
+        if s.ndim != 3 or s.shape[1] == 0 or s.shape[2] != self.f or not s.is_floating_point():
+            raise ValueError(f"tokens must be floating point (B, L, {self.f}), L > 0; got {s.dtype} {tuple(s.shape)}")
+        x, state = super().run(self.embed(s), state)
+        return self.readout(x), state
+
+
+def block(mixer):
+    """A layer for models whose published block is norm, mixer, residual."""
+    return lambda H, dropout=0.0, **options: Block(mixer(H, **options), H, dropout)
+
+
+MODELS = {      # lp: a linear projection in front, else tokens are zero-padded to H; norm: one more before the read-out
+    "s5":               dict(layer=block(S5), lp=True, norm=False),
+    "lru":              dict(layer=block(LRU), lp=True, norm=False),
+    "mamba":            dict(layer=block(Mamba), lp=False, norm=True),
+    "mamba_lp":         dict(layer=block(Mamba), lp=True, norm=True),
+    "griffin":          dict(layer=Griffin, lp=False, norm=True),
+    "griffin_lp":       dict(layer=Griffin, lp=True, norm=True),
+    "linear_attention": dict(layer=LinearAttention, lp=False, norm=False),
+    "transformer":      dict(layer=Transformer, lp=True, norm=True),
+}
+
+
+def make(name, f, out, H, layers=1, dropout=0.0, **options):
+    """The named network for tokens of width f; options go to its layer, and may override the preset's lp and norm."""
+    known("model", name, MODELS)
+    options = {**MODELS[name], **options}
+    layer, lp, norm = (options.pop(key) for key in ("layer", "lp", "norm"))
+    if not lp and H < f:
+        raise ValueError(f"{name}: without a projection in front, tokens of width {f} do not fit the model's width {H}")
+    embed = nn.Linear(f, H) if lp else nn.ZeroPad1d((0, H - f))
+    readout = nn.Linear(H, out, bias=name != "linear_attention")                    # theirs has no bias anywhere
+    return Network(f, embed, [layer(H, dropout=dropout, **options) for _ in range(layers)],
+                   nn.Sequential(nn.LayerNorm(H), readout) if norm else readout)
+
+
+def state_size(model, tokens):
+    """Real numbers that a model carries on, per sequence, after reading tokens (B, L, ·)."""
+    def count(state):
+        if isinstance(state, (tuple, list)):
+            return sum(map(count, state))
+        return 0 if state is None else state[0].numel() * (2 if state.is_complex() else 1)
+    with torch.no_grad():
+        return count(model.run(tokens)[1])

@@ -1,0 +1,397 @@
+"""Each baseline is the recurrence of its paper: against the equations, against its own steps, from any state, causally.
+
+    .venv/bin/python -m pytest -q test_baselines.py
+"""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin, LinearAttention, Mamba,
+                       RecurrentBlock, Transformer, hippo, make, rotate, state_size)
+from gril import Block
+from test_gril import agree, seeded
+
+f64 = torch.float64
+H = 8
+MIXERS = {
+    "S5":               lambda: S5(H, P=12, J=3),
+    "LRU":              lambda: LRU(H, P=12),
+    "Mamba":            lambda: Mamba(H, N=3),
+    "LinearAttention":  lambda: LinearAttention(H, heads=2),
+    "Attention":        lambda: Attention(H, heads=2),
+    "local attention":  lambda: Attention(H, heads=4, kv_heads=1, window=5),
+    "CausalConv":       lambda: CausalConv(H),
+    "RGLRU":            lambda: RGLRU(H, blocks=2),
+    "RecurrentBlock":   lambda: RecurrentBlock(H, 12, blocks=3),
+    "Griffin":          lambda: Griffin(H, heads=2, window=5),
+    "Transformer":      lambda: Transformer(H, heads=2),
+}
+
+
+def built(name):
+    torch.manual_seed(0)
+    return MIXERS[name]().to(f64)
+
+
+def leaves(state):
+    """The tensors of a state, however it is nested."""
+    if state is None:
+        return []
+    return [state] if torch.is_tensor(state) else [x for s in state for x in leaves(s)]
+
+
+def in_steps(model, x, state=None):
+    y = []
+    for x_t in x.unbind(1):
+        y_t, state = model.step(x_t, state)
+        y.append(y_t)
+    return torch.stack(y, 1), state
+
+
+def in_stretches(model, x, state=None, sizes=(5, 1)):
+    y = []
+    for part in x.split([*sizes, x.shape[1] - sum(sizes)], 1):
+        y_part, state = model.run(part, state)
+        y.append(y_part)
+    return torch.cat(y, 1), state
+
+
+def results(model, x, run):
+    """Output, state, and the gradient of x and every parameter; gradients flow in through output and state alike."""
+    y, state = run(x)
+    out = {"y": y, **{f"state {i}": s for i, s in enumerate(leaves(state))}}
+    wanted = {"x": x, **dict(model.named_parameters())}
+    cotangents = [seeded(*o.shape, seed=i).to(o.dtype) for i, o in enumerate(out.values())]
+    gradients = torch.autograd.grad(list(out.values()), list(wanted.values()), cotangents)
+    return {**out, **{"d" + name: g for name, g in zip(wanted, gradients)}}
+
+
+# --------------------------------------------------------------------------------- the equations of each paper
+
+def legs(n):
+    """HiPPO-LegS as S4 prints it, entry by entry, and the rank-one term that makes it normal."""
+    def entry(i, k):
+        return -math.sqrt((2 * i + 1) * (2 * k + 1)) if i > k else -(i + 1.0) if i == k else 0.0
+    A = torch.tensor([[entry(i, k) for k in range(n)] for i in range(n)], dtype=f64)
+    p = (torch.arange(n, dtype=f64) + 0.5).sqrt()
+    return A, torch.outer(p, p)
+
+
+def hold(A, B):
+    """Zero-order hold over one unit of time by one dense exponential: exp [[A, B], [0, 0]] = [[Ā, B̄], [0, 1]]."""
+    n, m = B.shape
+    M = torch.linalg.matrix_exp(torch.cat([torch.cat([A, B], 1), A.new_zeros(m, n + m)]))
+    return M[:n, :n], M[:n, n:]
+
+
+def ssm(A, B, C, D, u):
+    x, y = A.new_zeros(len(u), len(A)), []
+    for u_t in u.unbind(1):
+        x = x @ A.mT + u_t.to(B.dtype) @ B.mT
+        y.append((x @ C.mT).real + D * u_t if C.is_complex() else x @ C.mT + D * u_t)
+    return torch.stack(y, 1)
+
+
+def glu(layer, y):
+    return F.gelu(y) * torch.sigmoid(F.gelu(y) @ layer.W.weight.mT + layer.W.bias)
+
+
+def pairs(z):
+    """Both members of every conjugate pair along the first axis."""
+    return torch.cat([z, z.conj()])
+
+
+@torch.no_grad()
+def test_s5_is_the_dense_system_with_both_members_of_each_pair():
+    layer, u = built("S5"), seeded(2, 30, H)
+    Lambda, (B, C) = torch.complex(layer.Lambda_re, layer.Lambda_im), map(torch.view_as_complex, (layer.B, layer.C))
+    Delta = pairs(layer.log_Delta.exp())[:, None]
+    A_bar, B_bar = hold(Delta * pairs(Lambda).diag(), Delta * pairs(B))
+    expected = ssm(A_bar, B_bar, pairs(C.mT).mT, layer.D, u)
+    agree(1e-12, y=(layer(u), glu(layer, expected)))
+
+
+@torch.no_grad()
+def test_s5_starts_as_blocks_of_the_real_hippo_system():
+    """With one timescale: x' = A x + B u in real coordinates, A block-diagonal HiPPO-N, by the dense exponential."""
+    layer, u, h, J = built("S5"), seeded(2, 30, H), 4, 3
+    layer.log_Delta.fill_(math.log(0.05))
+    A, rank_one = legs(h)
+    V = torch.block_diag(*[hippo(h)[1]] * J)                                # (P, P/2)
+    B = 2 * (V @ torch.view_as_complex(layer.B)).real                       # back from B̃ = V⁻¹ B, C̃ = C V
+    C = 2 * (torch.view_as_complex(layer.C) @ V.mH).real
+    A_bar, B_bar = hold(0.05 * torch.block_diag(*[A + rank_one] * J), 0.05 * B)
+    agree(1e-6, y=(layer(u), glu(layer, ssm(A_bar, B_bar, C, layer.D, u))))         # weights were rounded to float32
+
+
+@torch.no_grad()
+def test_lru_is_its_recurrence():
+    layer, u = built("LRU"), seeded(2, 30, H)
+    Lambda = torch.exp(torch.complex(-layer.nu.exp(), layer.theta.exp()))
+    B = layer.log_gamma.exp()[:, None] * torch.complex(*layer.B.unbind(-1))
+    expected = ssm(Lambda.diag(), B, 2 * torch.complex(*layer.C.unbind(-1)), layer.D, u)
+    agree(1e-12, y=(layer(u), glu(layer, expected)))
+
+
+@torch.no_grad()
+def test_mamba_is_algorithm_2_step_by_step():
+    layer, u = built("Mamba"), seeded(2, 40, H)
+    layer.D.copy_(seeded(16, seed=1))
+    E, N = layer.A_log.shape
+    x, z = (u @ W.mT for W in layer.W_in.weight.split(E))
+    x = torch.stack([sum(layer.conv.W[3 - i] * x[:, t - i] for i in range(min(4, t + 1))) + layer.conv.b
+                     for t in range(40)], 1)
+    x, A, h, y = F.silu(x), -layer.A_log.exp(), torch.zeros(2, E, N, dtype=f64), []
+    W_low, W_B, W_C = layer.W_x.weight.split([layer.rank, N, N])
+    for x_t in x.unbind(1):
+        Delta = torch.log(1 + torch.exp(x_t @ W_low.mT @ layer.W_Delta.weight.mT + layer.W_Delta.bias))     # (B, E)
+        B, C = x_t @ W_B.mT, x_t @ W_C.mT                                                                   # (B, N)
+        h = torch.exp(torch.einsum("be,en->ben", Delta, A)) * h + torch.einsum("be,bn,be->ben", Delta, B, x_t)
+        y.append(torch.einsum("ben,bn->be", h, C) + layer.D * x_t)
+    agree(1e-12, y=(layer(u), (torch.stack(y, 1) * F.silu(z)) @ layer.W_out.weight.mT))
+
+
+@torch.no_grad()
+def test_rglru_is_its_recurrence():
+    layer, x = built("RGLRU"), seeded(2, 40, H)
+    layer.b.copy_(seeded(2, 8, seed=1))
+    W_a, W_x = (torch.block_diag(*W) for W in layer.W.chunk(2, -1))
+    b_a, b_x = (b.flatten() for b in layer.b.chunk(2, -1))
+    h, y = torch.zeros(2, H, dtype=f64), []
+    for x_t in x.unbind(1):
+        r, i = torch.sigmoid(x_t @ W_a + b_a), torch.sigmoid(x_t @ W_x + b_x)
+        a = torch.sigmoid(layer.Lambda) ** (8 * r)
+        h = a * h + torch.sqrt(1 - a ** 2) * (i * x_t)
+        y.append(h)
+    agree(1e-12, y=(layer(x), torch.stack(y, 1)))
+
+
+@torch.no_grad()
+def test_linear_attention_is_its_parallel_formula():
+    layer, e = built("LinearAttention"), seeded(2, 40, H)
+    expected, d = e.clone(), H // 2
+    for head in (slice(d), slice(d, None)):
+        q, k, v = (e @ W.weight[head].mT for W in (layer.W_Q, layer.W_K, layer.W_V))
+        expected += (q @ k.mT).tril() @ v @ layer.P.weight[:, head].mT
+    agree(1e-12, y=(layer(e), expected))
+
+
+@torch.no_grad()
+def test_linear_attention_can_be_a_step_of_gradient_descent():
+    """von Oswald et al., Prop. 1, on tokens (x_i, y_i), (x_q, 0): keys and queries x, values y; η/N Σ y_i x_iᵀ x_q."""
+    x, y, eta = seeded(2, 7, 5), seeded(2, 6, 3, seed=1), 0.7
+    layer = LinearAttention(8).to(f64)
+    first = torch.diag(torch.tensor([1.0] * 5 + [0.0] * 3, dtype=f64))      # projects on x
+    last = torch.eye(8, dtype=f64) - first                                  # and on y
+    for W, value in ((layer.W_Q, first), (layer.W_K, first), (layer.W_V, last), (layer.P, eta / 6 * last)):
+        W.weight.copy_(value)
+    tokens = torch.cat([x, F.pad(y, (0, 0, 0, 1))], -1)
+    W = torch.zeros(3, 5, dtype=f64).requires_grad_()
+    for b in range(2):
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(0.5 * (x[b, :6] @ W.mT - y[b]).square().sum(-1).mean(), W)
+        agree(1e-12, prediction=(layer(tokens)[b, -1, 5:], -eta * gradient @ x[b, -1]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, window", (("Attention", 10 ** 6), ("local attention", 5)))
+def test_attention_is_its_parallel_formula(name, window):
+    """softmax over the visible scores, with rotary positions as a turn of complex numbers by absolute positions."""
+    layer, x, T = built(name), seeded(2, 40, H), 40
+    d, n = layer.d, layer.d // 2
+    turn = torch.exp(1j * torch.arange(T)[:, None] * 10000.0 ** (-2 * torch.arange(n, dtype=f64) / d))      # (T, d/2)
+    k_all, v_all = (x @ W.mT for W in layer.W_KV.weight.chunk(2))
+    distance, o = torch.arange(T)[:, None] - torch.arange(T), []
+    for head in range(layer.heads):
+        q = x @ layer.W_Q.weight[head * d:(head + 1) * d].mT
+        shared = head * layer.kv_heads // layer.heads
+        k, v = (y[..., shared * d:(shared + 1) * d] for y in (k_all, v_all))
+        q, k = (torch.complex(y[..., :n], y[..., n:2 * n]) * turn for y in (q, k))
+        scores = (q @ k.mH).real / math.sqrt(d)
+        scores = scores.masked_fill((distance < 0) | (distance >= window), -math.inf)
+        o.append(scores.softmax(-1) @ v)
+    agree(1e-12, y=(layer(x), torch.cat(o, -1) @ layer.W_out.weight.mT + layer.W_out.bias))
+
+
+@torch.no_grad()
+def test_griffin_is_recurrent_recurrent_attention_with_a_gated_mlp_after_each():
+    model, x = built("Griffin"), seeded(2, 20, H)
+    assert [type(block.mixer) for block in model.layers] == [RecurrentBlock, GatedMLP] * 2 + [Attention, GatedMLP]
+    assert model.layers[4].mixer.kv_heads == 1 and model.layers[4].mixer.window == 5
+    mixer, mlp = model.layers[0].mixer, model.layers[1].mixer
+    gate, inner = (x @ W.mT + b for W, b in zip(mixer.W_in.weight.chunk(2), mixer.W_in.bias.chunk(2)))
+    conv, rglru = mixer.inner.layers
+    agree(1e-12, recurrent=(mixer(x), mixer.W_out(F.gelu(gate) * rglru(conv(inner)))))
+    a, b = (x @ W.mT + c for W, c in zip(mlp.W_13.weight.chunk(2), mlp.W_13.bias.chunk(2)))
+    agree(1e-12, mlp=(mlp(x), mlp.W_2(F.gelu(a) * b)))
+
+
+def test_rotation_sees_differences_only_and_leaves_an_odd_channel_alone():
+    q, k, t = seeded(5, 7), seeded(5, 7, seed=1), torch.arange(5)
+    turned = torch.complex(q[:, :3], q[:, 3:6]) * torch.exp(1j * t[:, None] * 1e4 ** (-torch.arange(3, dtype=f64) / 3))
+    agree(1e-12, turned=(rotate(q, t)[:, :6], torch.cat([turned.real, turned.imag], -1)))
+    scores = rotate(q, t) @ rotate(k, t).mT
+    agree(1e-12, shifted=(rotate(q, t + 100) @ rotate(k, t + 100).mT, scores), odd=(rotate(q, t)[:, -1], q[:, -1]))
+    assert rotate(seeded(5, 1), t).shape == (5, 1)                          # one channel has nothing to turn
+
+
+# ------------------------------------------------------------------------------------ run = step, from any state
+
+@pytest.mark.parametrize("T", (1, 63, 500))
+@pytest.mark.parametrize("name", MIXERS)
+def test_run_equals_its_steps_in_outputs_states_and_gradients(name, T):
+    model, x = built(name), seeded(2, T, H).requires_grad_()
+    got, expected = (results(model, x, run) for run in (model.run, lambda x: in_steps(model, x)))
+    assert got.keys() == expected.keys()
+    agree(1e-10, **{n: (got[n], expected[n]) for n in expected})
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_sequence_cut_anywhere_and_continued_is_the_uncut_one(name):
+    model, x = built(name), seeded(2, 23, H).requires_grad_()
+    expected = results(model, x, model.run)
+    for sizes in ((5, 1), (1, 1), (16, 6), (2, 20)):
+        got = results(model, x, lambda x: in_stretches(model, x, sizes=sizes))
+        agree(1e-11, **{n: (got[n], expected[n]) for n in expected})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_two_layers_streamed_equal_their_forward(name):
+    torch.manual_seed(0)
+    network, s = make(name, 4, 3, H, layers=2).to(f64), seeded(2, 37, 4)
+    expected = network(s)
+    assert expected.shape == (2, 37, 3)
+    y, state = in_steps(network, s)
+    z, _ = in_stretches(network, s)
+    agree(1e-11, steps=(y, expected), stretches=(z, expected))
+    y, _ = network.run(s, state)                                            # a stretch goes on from a stream
+    agree(1e-11, after=(y, network(torch.cat([s, s], 1))[:, 37:]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_causal_to_the_bit(name):
+    torch.manual_seed(0)
+    network, s = make(name, 4, 3, H, layers=2), seeded(2, 50, 4, dtype=torch.float32)
+    y = network(s)
+    for t in (0, 1, 15, 16, 33, 48):
+        changed = torch.cat([s[:, :t + 1], s[:, t + 1:] + 1], 1)
+        z = network(changed)
+        assert torch.equal(z[:, :t + 1], y[:, :t + 1]), f"a token after {t} changed outputs up to {t}"
+        assert not torch.equal(z[:, t + 1:], y[:, t + 1:])
+
+
+@torch.no_grad()
+def test_local_attention_sees_its_window_and_no_further():
+    layer, x = built("local attention"), seeded(1, 12, H)
+    changed = torch.cat([x[:, :3] + 1, x[:, 3:]], 1)                        # tokens 0, 1, 2; window 5
+    same = (layer(x) == layer(changed)).all(-1)[0]
+    assert not same[:7].any() and same[7:].all()
+
+
+# ---------------------------------------------------------------------------------------------- initialisation
+
+def test_hippo_eigenvalues():
+    for n in (2, 8, 32):
+        Lambda, V = hippo(n)
+        A, rank_one = legs(n)
+        agree(1e-10, pairs=(V @ Lambda.diag() @ V.mH + (V @ Lambda.diag() @ V.mH).conj(), (A + rank_one).to(V.dtype)),
+              orthonormal=(V.mH @ V, torch.eye(n // 2).to(V)))
+        assert (Lambda.real == -0.5).all() and (Lambda.imag > 0).all()
+    assert 0.9 < hippo(256)[0].imag.max() / (256 ** 2 / math.pi) < 1.1      # the largest grows as n²/π
+
+
+def log_uniform(x, low, high):
+    assert low <= x.min() * 1.0001 and x.max() <= high * 1.0001
+    position = (x.log() - math.log(low)) / math.log(high / low)
+    assert abs(position.mean() - 0.5) < 0.05 and abs(position.std() - 12 ** -0.5) < 0.03
+
+
+@torch.no_grad()
+def test_s5_never_grows():
+    layer = built("S5")
+    layer.Lambda_re += 1                                                    # where training may not take it
+    assert (layer.system()[0].abs() < 1).all()
+
+
+@torch.no_grad()
+def test_published_initialisation():
+    torch.manual_seed(0)
+    s5 = S5(4, P=2048, J=64)
+    log_uniform(s5.log_Delta.exp(), 1e-3, 1e-1)
+    agree(1e-5, blocks=(torch.complex(s5.Lambda_re, s5.Lambda_im), hippo(32)[0].repeat(64).to(torch.cfloat)))
+    mamba = Mamba(512)
+    agree(1e-5, A=(-mamba.A_log.exp(), -torch.arange(1.0, 17).expand(1024, 16)), D=(mamba.D, torch.ones(1024)))
+    log_uniform(F.softplus(mamba.W_Delta.bias), 1e-3, 1e-1)
+    assert mamba.rank == 32 and mamba.W_Delta.weight.abs().max() <= 32 ** -0.5 and mamba.conv.W.shape == (4, 1024)
+    gate = RGLRU(2048).Lambda.sigmoid() ** 8
+    assert 0.899 < gate.min() < 0.901 and 0.998 < gate.max() < 0.9991 and abs(gate.mean() - 0.9495) < 0.003
+    Lambda, B = LRU(4, P=4096, r_min=0.5, r_max=0.9, max_phase=1.0).system()
+    squares = Lambda.abs().square()
+    assert 0.25 <= squares.min() and squares.max() <= 0.8101 and abs(squares.mean() - 0.53) < 0.01
+    assert 0 <= Lambda.angle().min() and Lambda.angle().max() <= 1
+    agree(0.05, power=(B.abs().square().mean(), (1 - squares).mean() / 4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_is_reached_and_every_recurrent_one_exists(name):
+    torch.manual_seed(0)
+    network = make(name, 4, 3, H, layers=2)
+    network(seeded(4, 30, 4, dtype=torch.float32)).square().sum().backward()
+    for n, p in network.named_parameters():
+        assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), f"{n}: no gradient"
+    named = [getattr(m, n) for m in network.modules() for n in getattr(m, "recurrent", ())]
+    assert all(isinstance(p, torch.nn.Parameter) for p in named)
+    assert bool(named) == (name not in ("linear_attention", "transformer"))
+
+
+def test_state_sizes():
+    """Real numbers per sequence: recurrent states stay, a cache grows with the sequence up to its window."""
+    x = torch.zeros(3, 21, 32)
+    sizes = {"S5": (S5(32, P=16), 16), "LRU": (LRU(32, P=16), 16), "Mamba": (Mamba(32), 64 * 16 + 64 * 3),
+             "LinearAttention": (LinearAttention(32, heads=2), 2 * 16 * 16),
+             "Transformer": (Transformer(32, heads=4), 2 * 21 * 32),
+             "Griffin": (Griffin(32, heads=2, D=30, window=9), 2 * (30 + 3 * 30) + 2 * 8 * 16)}
+    for name, (model, size) in sizes.items():
+        assert state_size(model, x) == size, f"{name}: {state_size(model, x)}, expected {size}"
+    assert state_size(make("s5", 5, 5, 32, layers=4), x[..., :5]) == 4 * 32
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MIXERS)
+def test_under_autocast_recurrent_states_stay_float32(name):
+    model, x = built(name).float(), seeded(2, 40, H, dtype=torch.float32)
+    block = Block(model, H)
+    with torch.autocast("cpu", torch.bfloat16), torch.backends.mkldnn.flags(enabled=False):     # not on every CPU
+        y, state = block.run(x)
+        y1, _ = block.step(x[:, 0], state)
+    agree(0.05, y=(y.float(), block(x)))
+    assert y1.isfinite().all()
+    if name in ("S5", "LRU", "Mamba", "LinearAttention", "RGLRU"):
+        assert leaves(state)[0].dtype in (torch.float32, torch.complex64)
+
+
+# --------------------------------------------------------------------------------------------------- bad input
+
+@pytest.mark.parametrize("call, message", (
+    (lambda: S5(8, P=10, J=2), "J = 2 blocks: 10 is not divisible by 4"),
+    (lambda: S5(8, P=7), "conjugate pairs .* 7 is not divisible by 2"),
+    (lambda: LRU(8, P=7), "conjugate pairs: 7 is not divisible by 2"),
+    (lambda: Attention(10, heads=3), "width H into heads: 10 is not divisible by 3"),
+    (lambda: Attention(8, heads=4, kv_heads=3), "heads over key-value heads: 4 is not divisible by 3"),
+    (lambda: Attention(8, window=0), "at least the token itself, got 0"),
+    (lambda: LinearAttention(10, heads=3), "10 is not divisible by 3"),
+    (lambda: RGLRU(10, blocks=3), "10 is not divisible by 3"),
+    (lambda: Griffin(8, heads=2, D=9), "9 is not divisible by 2"),
+    (lambda: make("mamba2", 4, 4, 8), "unknown model 'mamba2'; there are: s5, lru, mamba"),
+    (lambda: make("griffin", 10, 4, 8), "tokens of width 10 do not fit the model's width 8"),
+    (lambda: make("s5", 4, 4, 8)(torch.zeros(2, 0, 4)), r"L > 0; got torch.float32 \(2, 0, 4\)"),
+    (lambda: make("mamba", 4, 4, 8)(torch.zeros(2, 3, 5)), r"\(B, L, 4\), .* \(2, 3, 5\)"),
+    (lambda: make("mamba", 4, 4, 8)(torch.zeros(2, 3, 4, dtype=torch.long)), "floating point.* got torch.int64"),
+))
+def test_bad_input_is_answered_with_a_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
