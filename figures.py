@@ -18,6 +18,7 @@ Runs are kept under runs/figures and used again; delete a folder there to run it
 import argparse
 import csv
 import json
+import math
 import multiprocessing
 import statistics
 from concurrent.futures import ProcessPoolExecutor
@@ -42,13 +43,17 @@ plt.rcParams.update({"figure.dpi": 130, "font.size": 9, "axes.titlesize": 10, "a
 
 # ------------------------------------------------------------------------------------------------------------- runs
 
+DEFAULTS = dict(f=10, n=10, model="gril")                        # left out of names, so that figures share runs
+
+
 def runs(settings, quick):
     """Results of several trainings, two at a time; one that is there already is read, not run."""
     jobs = []
     for options in settings:
         if quick:
             options = dict(options, steps=20, batch=32, tasks=200)
-        name = "-".join(str(value) for key, value in options.items()) + "-quick" * quick
+        options = {key: value for key, value in options.items() if DEFAULTS.get(key) != value}
+        name = options["task"] + "".join(f"-{key}{value}" for key, value in options.items() if key != "task")
         jobs.append((Path("runs/figures") / name, options))
     missing = [job for job in jobs if not (job[0] / "result.json").exists()]
     if quick:
@@ -274,16 +279,17 @@ def fig3(quick):
         for name, rs in zip(groups, pair):
             groups[name].append([r["loss"] for r in rs])
     task = TASKS["nonlinear_regression"](tasks=200 if quick else 10_000)
-    explicit = evaluate(task, {"one GD step on W x": as_learner(task.learner()),
-                               "one GD step on sin(W x)": as_learner(sine_step(task)), "zero predictor": as_learner(zero)},
-                        task.tasks, seed=20_000)
-    rows += [(name, f"{score['loss']:.4f}", "", "", "") for name, score in explicit.items()]
+    learners = {"one GD step on W x": task.learner(), "one GD step on sin(W x)": sine_step(task), "zero predictor": zero}
+    scores = [evaluate(task, {name: as_learner(learner) for name, learner in learners.items()}, task.tasks, 20_000 + s, 2)
+              for s in seeds(quick)]                                            # the tasks that the runs were tested on
+    explicit = {name: [score[name]["loss"] for score in scores] for name in learners}
+    rows += [(name, pm(losses), "", "", "") for name, losses in explicit.items()]
     print_table("Sine targets (GRIL and GD† on the same tasks; GD† is trained too: its gated unit or ρ, and β)",
                 ("", "GRIL, or the learner itself", "GD†", "GRIL ÷ GD†", "GD† loss, last tenth of training"), rows)
     bars(b, [label for *_, label in variants], groups)
-    for (name, score), style, color in zip(explicit.items(), ("--", "-.", ":"), (ORANGE, GREEN, GREY)):
-        b.axhline(score["loss"], ls=style, color=color, lw=1, label=name)
-    b.set(title="B  sine targets", ylabel="loss"), b.legend(fontsize=7, loc="lower right")
+    for (name, losses), style, color in zip(explicit.items(), ("--", "-.", ":"), (RED, GREEN, GREY)):
+        b.axhline(spread(losses)[0], ls=style, color=color, lw=1, label=name)
+    b.set(title="B  sine targets", ylabel="loss"), b.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.92), ncol=2)
     finish(figure, "fig3", quick)
 
 
@@ -316,13 +322,21 @@ def two_layer_weights(quick):
     figure, axes = plt.subplots(2, 5, figsize=(10, 4.4), layout="constrained")
     for l in range(2):
         for h, aim in ((0, "$y x^T$"), (1, "$x x^T$")):
-            free = " (free: meets $W_0 = 0$)" if (l, h) == (0, 1) else ""
-            matrix(axes[l, h], learned["Q"][2 * l + h], f"layer {l + 1}, head {h + 1}: {aim}{free}", WINDOW)
-            matrix(axes[l, 2 + h], learned["A"][l, h], f"A, layer {l + 1}, head {h + 1}")
+            aim = "free, it meets $W_0 = 0$" if (l, h) == (0, 1) else aim
+            matrix(axes[l, h], learned["Q"][2 * l + h], f"Q, layer {l + 1}, head {h + 1}\n{aim}", WINDOW)
+            A = learned["A"][l, h]
+            matrix(axes[l, 2 + h], A, f"A, layer {l + 1}, head {h + 1}\n{A.mean():.3f} ± {A.std():.3f}")
     matrix(axes[0, 4], learned["q"], "q", WINDOW)
-    axes[1, 4].bar(range(4), [*result["gain"], *result["eta"]], color=[BLUE] * 2 + [ORANGE] * 2)
-    axes[1, 4].set_xticks(range(4), ["layer 1", "layer 2", "GD 1", "GD 2"], rotation=30)
-    axes[1, 4].set(title="step sizes (layers commute)")
+    # of the two steps only the polynomial W = Σ y xᵀ/N (a - b Σ x xᵀ/N) is determined: a = η₁ + η₂, b = η₁ η₂
+    scale = model.Q[1, 1].flatten()[model.Q[1, 1].abs().argmax()].item()
+    ours = sum(result["gain"]), result["gain"][0] * task.N * model.beta[1].item() * scale
+    gd = sum(result["eta"]), math.prod(result["eta"])
+    for i, (color, label, values) in enumerate(((BLUE, "GRIL", ours), (ORANGE, "GD", gd))):
+        axes[1, 4].bar([i * 0.4 - 0.2, 1 + i * 0.4 - 0.2], values, 0.36, color=color, label=label)
+    axes[1, 4].set_xticks(range(2), ["$η_1 + η_2$", "$η_1 η_2$"]), axes[1, 4].legend(fontsize=7)
+    axes[1, 4].set(title="the two step sizes")
+    print_table("The two steps as one polynomial", ("", "η1 + η2", "η1 η2"),
+                [("GRIL", *(f"{x:.2f}" for x in ours)), ("GD, tuned", *(f"{x:.2f}" for x in gd))])
     print_table("Two layers: heads after dividing by their largest entry", ("layer, head", "learned Q", "distance"),
                 [(f"{i // 2 + 1}, {i % 2 + 1}", Q.flatten().numpy().round(3).tolist(),
                   f"{(Q - torch.eye(9)[3 if i % 2 == 0 else 0].reshape(3, 3)).abs().max():.3f}") for i, Q in enumerate(learned["Q"])])
@@ -387,7 +401,8 @@ def ablations(quick):
     figure, ax = plt.subplots(figsize=(10, 3), layout="constrained")
     bars(ax, labels, {"loss ÷ zero predictor": ratios})
     ax.axhline(1, color=GREY, ls=":"), ax.tick_params(axis="x", labelsize=7)
-    ax.set(title="Without window or without multiplicative read-out, zero is the best a layer can do", ylim=(0, 1.25))
+    ax.set(title="Without window or without multiplicative read-out, zero is the best a layer can do", ylim=(0, 1.25),
+           ylabel="loss ÷ zero predictor's"), ax.get_legend().remove()
     finish(figure, "ablations", quick)
 
 
@@ -401,7 +416,7 @@ def second_order(quick):
                       "GRIL, constructed": as_predictor(task, task.constructed()),
                       "Newton, exact": as_learner(newton),
                       "Newton, step length 0.48": as_learner(lambda *prompt: newton(*prompt, step=0.48)),
-                      "Newton, Hessian + 0.027 I": as_learner(ridge(0.027)), "zero predictor": as_learner(zero)}
+                      "Newton, Hessian + 0.026 I": as_learner(ridge(0.026)), "zero predictor": as_learner(zero)}
         for name, score in evaluate(task, predictors, 200 if quick else 10_000, seed=20_000 + result["seed"]).items():
             columns.setdefault(name, []).append(score)
     paper = {"trained GRIL": "0.206 ± 0.001", "gradient descent, one step": "0.207 ± 0.001", "GRIL, constructed": "0.206 ± 0.002",
@@ -409,8 +424,8 @@ def second_order(quick):
     print_table("Second-order methods (App. C.3)", ("method", "loss", "cosine with trained GRIL", "paper"),
                 [(name, pm([s["loss"] for s in scores]), pm([s["cosine"] for s in scores]), paper.get(name, ""))
                  for name, scores in columns.items()])
-    print("\nWithout noise and with N = f, an exact Newton step solves the task (its loss is rounding, and ill-conditioned"
-          "\ndraws dominate the mean); the paper's 0.114 fits a damped one: a step length of 0.48 or a ridge of 0.027.")
+    print("\nWithout noise and with N = f, an exact Newton step solves the task (its loss here is"
+          "\nrounding, in float64); the paper's 0.114 fits a damped one: a step length of 0.48 or a ridge of 0.026.")
     figure, ax = plt.subplots(figsize=(8, 3), layout="constrained")
     names = list(columns)
     ax.barh(names, [spread([s["loss"] for s in columns[n]])[0] for n in names], color=[BLUE, ORANGE, BLUE, GREEN, GREEN, GREEN, GREY])
@@ -470,7 +485,7 @@ def state(quick):
 FIGURES = {
     "fig2": fig2, "fig3": fig3, "fig4": lambda quick: classification("fig4", "softmax_classification", 10, quick),
     "two_layer_weights": two_layer_weights,
-    "binary_10": lambda quick: classification("binary_10", "binary_classification", 10, quick, (5, 10) if quick else (5, 10, 20, 35)),
+    "binary_10": lambda quick: classification("binary_10", "binary_classification", 10, quick, (5, 10) if quick else (5, 10, 20)),
     "softmax_10": lambda quick: classification("softmax_10", "softmax_classification", 10, quick),
     "binary_100": lambda quick: classification("binary_100", "binary_classification", 100, quick),
     "softmax_100": lambda quick: classification("softmax_100", "softmax_classification", 100, quick),

@@ -386,7 +386,7 @@ def test_under_autocast_recurrent_states_stay_float32(name):
     (lambda: LinearAttention(10, heads=3), "10 is not divisible by 3"),
     (lambda: RGLRU(10, blocks=3), "10 is not divisible by 3"),
     (lambda: Griffin(8, heads=2, D=9), "9 is not divisible by 2"),
-    (lambda: make("mamba2", 4, 4, 8), "unknown model 'mamba2'; there are: s5, lru, mamba"),
+    (lambda: make("mamba2", 4, 4, 8), "unknown model 'mamba2', did you mean mamba. There are: s5, lru, mamba"),
     (lambda: make("griffin", 10, 4, 8), "tokens of width 10 do not fit the model's width 8"),
     (lambda: make("s5", 4, 4, 8)(torch.zeros(2, 0, 4)), r"L > 0; got torch.float32 \(2, 0, 4\)"),
     (lambda: make("mamba", 4, 4, 8)(torch.zeros(2, 3, 5)), r"\(B, L, 4\), .* \(2, 3, 5\)"),
