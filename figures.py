@@ -338,7 +338,7 @@ def two_layer_weights(quick):
     print_table("The two steps as one polynomial", ("", "η1 + η2", "η1 η2"),
                 [("GRIL", *(f"{x:.2f}" for x in ours)), ("GD, tuned", *(f"{x:.2f}" for x in gd))])
     print_table("Two layers: heads after dividing by their largest entry", ("layer, head", "learned Q", "distance"),
-                [(f"{i // 2 + 1}, {i % 2 + 1}", Q.flatten().numpy().round(3).tolist(),
+                [(f"{i // 2 + 1}, {i % 2 + 1}", " ".join(f"{x:6.3f}" for x in Q.flatten()),
                   f"{(Q - torch.eye(9)[3 if i % 2 == 0 else 0].reshape(3, 3)).abs().max():.3f}") for i, Q in enumerate(learned["Q"])])
     finish(figure, "two_layer_weights", quick)
 
@@ -478,7 +478,7 @@ def state(quick):
     for (name, line), color, style in zip(lines.items(), (BLUE, ORANGE, GREEN, RED, GREY), ("-", "--", "-", "-", "-")):
         ax.plot(*zip(*line), color=color, ls=style, label=name)
     ax.set(xlabel="examples seen", ylabel="loss on the next one", title="What is learned, example by example")
-    ax.set_xscale("log"), ax.legend(fontsize=7)
+    ax.set_xscale("log"), ax.legend(fontsize=7, loc="upper right")
     finish(figure, "state", quick)
 
 

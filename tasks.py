@@ -245,7 +245,7 @@ class NonlinearRegression(Task):
 
 class SoftmaxClassification(Task):
     name = "softmax_classification"
-    recipes = {"default": dict(Task.recipes["default"], steps=4000, batch=64, lr=3e-3),
+    recipes = {"default": dict(Task.recipes["default"], lr=1e-2),
                "paper": dict(Task.recipes["paper"], lr=1.56e-4, recurrent_lr=1.56e-4, weight_decay=8.45e-5)}
 
     @property
