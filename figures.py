@@ -248,9 +248,11 @@ def scales(ax, results, what, values, quick, reference=None):
     label = "GD" if reference is None else "GD†"
     for k, color, name, style in ((1, BLUE, "GRIL", "-"), (2, ORANGE, label, "--")):
         ax.errorbar(values, [row[k][0] for row in rows], [row[k][1] for row in rows], color=color, label=name, capsize=2, ls=style)
-    ax.set(xlabel=what.replace("_", " ")), ax.set_yscale("log"), ax.legend()
-    for which in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-        which(matplotlib.ticker.FuncFormatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "125" else ""))
+    ax.set(xlabel=what.replace("_", " ")), ax.legend()
+    if rows[-1][1][0] > 5 * rows[0][1][0]:
+        ax.set_yscale("log")
+        for formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            formatter(matplotlib.ticker.FuncFormatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "125" else ""))
     print_table(f"Trained at scale 1, tested at another {what.replace('_', ' ')}", (what, "GRIL", label, f"GRIL ÷ {label}"),
                 [(v, *(f"{m:.4f} ± {s:.4f}" for m, s in cells)) for v, *cells in rows])
 
@@ -353,7 +355,7 @@ def classification(name, task_name, N, quick, widths=()):
     axes[0].axhline(float(curves(ours, "gd_loss")[1][0]), color=GREEN, ls="--", label="GD, φ = identity")
     axes[0].axhline(ours[0]["zero_loss"], color=GREY, ls=":", label="zero predictor")
     axes[0].set(title=f"A  {task_name.replace('_', ' ')}, N = {N}", xlabel="optimiser step", ylabel="cross-entropy")
-    axes[0].set_xscale("log"), axes[0].legend()
+    axes[0].set_xscale("log"), axes[0].legend(loc="center left", fontsize=7)
     alike = []
     for x, y in zip(ours, dagger):
         task, model, _ = train.load(x["folder"])

@@ -192,10 +192,10 @@ def run_folder(args, config):
             raise ValueError(f"{folder} already holds a run: choose another --out, --resume to go on with it, or --force "
                              "to overwrite it")
     folder.mkdir(parents=True, exist_ok=True)
-    if not args.resume:
+    if not (args.resume and (folder / "last.pt").exists()):
         for name in ("metrics.csv", "last.pt", "weights.pt", "result.json", "figure.png"):
             (folder / name).unlink(missing_ok=True)
-    write_text(folder / "config.json", json.dumps(config, indent=1))
+        write_text(folder / "config.json", json.dumps(config, indent=1))
     return folder
 
 
