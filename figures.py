@@ -51,7 +51,7 @@ def runs(settings, quick):
     jobs = []
     for options in settings:
         if quick:
-            options = dict(options, steps=20, batch=32, tasks=200)
+            options = {**options, "steps": 20, "batch": 32, "tasks": 200}
         options = {key: value for key, value in options.items() if DEFAULTS.get(key) != value}
         name = options["task"] + "".join(f"-{key}{value}" for key, value in options.items() if key != "task")
         jobs.append((Path("runs/figures") / name, options))
@@ -346,7 +346,8 @@ def two_layer_weights(quick):
 
 
 def classification(name, task_name, N, quick, widths=()):
-    pair = {model: runs([dict(task=task_name, n=N, model=model, seed=s) for s in seeds(quick)], quick)
+    long = {} if N < 100 else dict(batch=64)                                    # ten times the data in every prompt
+    pair = {model: runs([dict(task=task_name, n=N, model=model, **long, seed=s) for s in seeds(quick)], quick)
             for model in ("gril", "gd_dagger")}
     ours, dagger = pair.values()
     figure, axes = plt.subplots(1, 3 + bool(widths), figsize=(11 + 3 * bool(widths), 3), layout="constrained")

@@ -437,23 +437,31 @@ class StateMLPGRIL(nn.Module):
 class ClassifierGRIL(nn.Module):
     """Sec. 4.4, Proposition 4.3: windows (φ(x_t), y_t - p_t, φ(x_{t+1})); the state holds minus the gradient of Eq. 11.
 
-    Tokens interleave x_t with the error y_t - p_t at W = 0 (one-hot minus 1/K; ±½ when binary, K = 1), zero-padded.
+    Tokens of width f + K: x_t in the first f places, the error y_t - p_t at W = 0 (one-hot minus 1/K; ±½ when binary,
+    K = 1) in the last K. Sharing places would do for the construction, but some seeds then train into a feature map with
+    a dead direction, in the place that holds the error too.
     """
 
     def __init__(self, f, K, hidden=None, identity=False, form=gril_scan):
         super().__init__()
-        self.f, self.K, self.width = f, K, max(f, K)
+        self.f, self.K = f, K
         self.phi = nn.Identity() if identity else mlp(f, hidden or 4 * f, f)
-        self.linear = GRIL(self.width, form=form)
+        self.linear = GRIL(f + K, form=form)
 
     def features(self, s):
-        return interleave(self.phi(s[:, ::2, :self.f]), s[:, 1::2], self.width)     # (B, 2N+1, width)
+        phi = self.phi(s[:, ::2, :self.f])                                          # (B, N+1, f)
+        return interleave(F.pad(phi, (0, self.K)), s[:, 1::2])                      # (B, 2N+1, f+K)
 
     def forward(self, s):
-        return self.linear(self.features(s))[..., :self.K]                          # logits (B, N, K)
+        return self.linear(self.features(s))[..., self.f:]                          # logits (B, N, K)
 
     def query(self, s):
-        return self.linear.query(self.features(s))[..., :self.K]                    # (B, K)
+        return self.linear.query(self.features(s))[..., self.f:]                    # (B, K)
+
+
+def beside(x, y):
+    """x and y in places of their own, zero elsewhere (the paper's footnote in Sec. 4.2): widths k and l into k + l."""
+    return F.pad(x, (0, y.shape[-1])), F.pad(y, (x.shape[-1], 0))
 
 
 def linear_attention(s, W_Q, W_K, W_V, A=None, form=gril_scan):

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, MultistepGRIL, NonlinearGRIL, ScalarGRIL,
-                  StateMLPGRIL, construct_binary, construct_multistep, construct_multivariate, construct_scalar,
+                  StateMLPGRIL, beside, construct_binary, construct_multistep, construct_multivariate, construct_scalar,
                   construct_softmax, gd_dagger, interleave, known)
 
 
@@ -256,7 +256,8 @@ class SoftmaxClassification(Task):
         return F.one_hot(Wx.argmax(-1), self.K).to(Wx.dtype)
 
     def tokens(self, x, y):
-        return interleave(x, self.residual(torch.zeros_like(y[:, :-1]), y[:, :-1]), max(self.f, self.outputs))
+        error = self.residual(torch.zeros_like(y[:, :-1]), y[:, :-1])           # y - p at W = 0
+        return interleave(*beside(x, error))                                    # (B, 2N+1, f+K)
 
     def models(self):
         return {"gril": lambda: ClassifierGRIL(self.f, self.outputs),

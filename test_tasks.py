@@ -53,10 +53,11 @@ def test_targets_and_tokens_of_every_task():
     x, y, s = draw(TASKS["softmax_classification"](f=5, N=6, K=3), 500)
     assert torch.equal(y.sum(-1), torch.ones(500, 7)) and set(y.unique().tolist()) == {0.0, 1.0}
     assert (y.mean((0, 1)) - 1 / 3).abs().max() < 0.05
-    agree(1e-6, error=(s[:, 1::2, :3], y[:, :-1] - 1 / 3), padding=(s[:, 1::2, 3:], torch.zeros(500, 6, 2)))
+    agree(1e-6, x=(s[:, ::2, :5], x), error=(s[:, 1::2, 5:], y[:, :-1] - 1 / 3))
+    assert not s[:, 1::2, :5].any() and not s[:, ::2, 5:].any()
     x, y, s = draw(TASKS["binary_classification"](f=5, N=6), 500)
     assert set(y.unique().tolist()) == {0.0, 1.0} and abs(y.mean() - 0.5) < 0.05
-    agree(1e-6, error=(s[:, 1::2, :1], y[:, :-1] - 0.5))
+    agree(1e-6, error=(s[:, 1::2, 5:], y[:, :-1] - 0.5))
     assert draw(TASKS["nonlinear_regression"]()).y.abs().max() <= 1
 
 
