@@ -579,8 +579,8 @@ class GrilMixer(nn.Module):
         if P % J:
             raise ValueError(f"GrilMixer: state size P = {P} is not divisible by J = {J} blocks")
         known("gate", gate, dict.fromkeys(("real", "complex")))
-        known("form", form, {"auto": None, **FORMS})
-        self.J, self.h, self.w, self.form = J, P // J, w, form
+        self.J, self.h, self.w = J, P // J, w
+        self.form = known("form", form, {"auto": gril_chunk, **FORMS})              # the gate is per key channel: chunk
         self.W_in = nn.Linear(H, P, bias=False)
         self.W_vk = nn.Linear(P, 2 * P, bias=False)
         self.W_out = nn.Linear(P, H, bias=False)
@@ -623,7 +623,7 @@ class GrilMixer(nn.Module):
         C_v, C_k, C_u = C.split(self.h, -2)
         with full_precision(z.device.type):                                        # state and gate stay float32
             r = torch.einsum("btjhw,jw->btjh", C_u, (self.beta[:, None] * self.q).to(C.dtype))
-            o, Z = FORMS[self.chosen_form()](C_v @ self.Q.to(C.dtype), C_k, r, gamma, Z)
+            o, Z = self.form(C_v @ self.Q.to(C.dtype), C_k, r, gamma, Z)
         return self.output(o, z), (Z, vku[..., vku.shape[-1] - (self.w - 1):])
 
     def step(self, z, state=None):
@@ -642,11 +642,6 @@ class GrilMixer(nn.Module):
 
     def forward(self, z):
         return self.run(z)[0]
-
-    def chosen_form(self):
-        if self.form != "auto":
-            return self.form
-        return "chunk"
 
 
 class Block(nn.Module):

@@ -30,6 +30,9 @@ class Batch(NamedTuple):
     s: torch.Tensor                 # (B, L, ·), the tokens a model sees
 
 
+_TUNED = {}                         # step sizes found by line search, which takes seconds: once a process
+
+
 class Task:
     """Linear regression with vector targets; the other tasks say what differs."""
     name, reference, layers = "nd_regression", "gradient descent", 1
@@ -103,8 +106,11 @@ class Task:
 
     def tuned(self, steps):
         """Step sizes for several steps of gradient descent, tuned together (or calibrated as in App. B.4)."""
-        start = [4.0 + i for i in range(steps)]                                 # equal ones would stay equal: a saddle
-        return tune(lambda *etas: gradient_descent(etas, self.residual), start, self)
+        key = (self.name, self.f, self.N, self.K, self.scale, self.weight_scale, self.tasks, self.calibrate, steps)
+        if key not in _TUNED:
+            start = [4.0 + i for i in range(steps)]                             # equal ones would stay equal: a saddle
+            _TUNED[key] = tune(lambda *etas: gradient_descent(etas, self.residual), start, self)
+        return _TUNED[key]
 
     def residual(self, prediction, y):
         """Minus the derivative of the example's loss with respect to W x: what gradient descent writes beside x."""
