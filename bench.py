@@ -8,7 +8,6 @@ median over rounds of their ratio within a round, with the tenth and ninetieth p
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 import time
 
@@ -56,9 +55,15 @@ def peak_megabytes(form, size):
 def _peak(form, size):
     operands = inputs(*size)
     forward_backward(form, inputs(1, 8, size[2], size[3]))      # libraries loaded before the first reading
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _high_water()
     forward_backward(form, operands)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (_high_water() - before) / 1024
+
+
+def _high_water():
+    """Peak kilobytes of this process alone; getrusage would also count those of the process that started it."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 
 
 def forms(rounds):
