@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import gril
 from gril import (GRIL, Block, ClassifierGRIL, GrilMixer, MultistepGRIL, NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside,
                   construct_binary, construct_multistep, construct_multivariate, construct_scalar, construct_softmax,
                   gd_dagger, gril_chunk, gril_loop, gril_scan, gril_step, interleave, linear_attention, window)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import figures
 import tasks
 import train
-from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
-                   newton, ridge, sensitivity, tune, zero)
+from tasks import (TASKS, Task, as_learner, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
+                   newton, ridge, sensitivity, zero)
 from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
 
 HERE = Path(__file__).parent
