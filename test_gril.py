@@ -134,7 +134,7 @@ def test_cross_entropy_construction_is_gradient_descent_in_feature_space(f, N, K
     torch.manual_seed(0)
     model = construct(ClassifierGRIL(f, K).to(f64), 0.7, torch.arange(1, N + 1))
     logits = model(interleave(*beside(x, y - p)))
-    phi = model.phi(x).detach()
+    phi = (x + model.phi(x)).detach()
     agree(1e-10, logits=(logits.detach(), every_prefix(phi, y, loss, torch.zeros(K, f, dtype=f64), 0.7)))
 
 
