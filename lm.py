@@ -1,9 +1,9 @@
 """A GRIL language model (App. F): WikiText-103 at the paper's size, WikiText-2 or your own text on a laptop.
 
-  1. tokens       GPT-2's byte-pair encoding from scratch, or plain bytes; token files, made by `prepare`
-  2. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place: MIXERS
-  3. tasks        what train.py trains on: blocks, loss, perplexity; LM, a table of tasks with their recipes
-  4. generation   one token at a time, each at the same cost and memory however long the text
+  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place: MIXERS
+  2. tasks        what train.py trains on: blocks, loss, perplexity; LM, a table of tasks with their recipes
+  3. generation   one token at a time, each at the same cost and memory however long the text
+  4. commands     prepare (of tokens.py, where GPT-2's byte-pair encoding is, too) and generate
 
     python lm.py prepare wikitext2                     files in data/, or downloaded, become token files
     python lm.py prepare --text book.txt --bytes       your own text; bytes need no vocabulary
@@ -15,356 +15,23 @@ run(tokens (B, T), state) -> logits, state; step(tokens (B,), state); and forwar
 """
 import argparse
 import codecs
-import hashlib
-import itertools
 import json
 import math
-import multiprocessing
 import os
-import re
-import shutil
 import sys
-import unicodedata
-import urllib.request
-import zipfile
-from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tqdm import tqdm
 
 from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, Mixer, RecurrentBlock
 from gril import Block, GrilMixer, known
+from tokens import BPE, TOKENIZERS, WIKITEXT, data_folder, prepare, read_tokens, tokenizer      # noqa: F401, lm.BPE
 
 
-def data_folder(argument=None):
-    """--data, or the environment's GRIL_DATA, or data/."""
-    return Path(argument or os.environ.get("GRIL_DATA") or "data")
-
-
-# ------------------------------------------------------------------------------------------------------- 1. tokens
-
-WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"      # White_Space; re's \s adds \x1c to \x1f
-
-
-@cache
-def splitter():
-    """GPT-2's cut of a text into words. re has no \\p{L} and \\p{N}, so that every range of them is spelled out here."""
-    ranges = {"L": "", "N": ""}
-    for kind, run in itertools.groupby(map(chr, range(sys.maxunicode + 1)), lambda c: unicodedata.category(c)[0]):
-        if kind in ranges:
-            first, *_, last = [*run] * 2
-            ranges[kind] += f"{first}-{last}"
-    L, N = ranges["L"], ranges["N"]
-    return re.compile(f"'s|'t|'re|'ve|'m|'ll|'d| ?[{L}]+| ?[{N}]+| ?[^{WHITE}{L}{N}]+|[{WHITE}]+(?![^{WHITE}])|[{WHITE}]+")
-
-
-def utf8(text):
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} of the text is the lone surrogate U+{ord(text[error.start]):04X}, which no "
-                         "UTF-8 can hold: read the text with its true encoding, or remove it") from None
-
-
-class Bytes:
-    """The 256 bytes of UTF-8 as tokens: nothing to learn, nothing to download."""
-    name, size, start, silent = "bytes", 256, ord("\n"), None
-
-    def encode(self, text):
-        return list(utf8(text))
-
-    def raw(self, ids):
-        return bytes(ids)
-
-    def decode(self, ids):
-        return self.raw(ids).decode(errors="replace")
-
-
-class BPE(Bytes):
-    """GPT-2's byte-pair encoding (Radford et al. 2019): a word's bytes, merged pair by pair, the earliest merge first.
-
-    encoder.json holds token -> id, vocab.bpe the merges in order; both write a byte as a printable character. Every text
-    comes back whole from decode(encode(text)); "<|endoftext|>" written in a text is text, not the token.
-    """
-    name = "gpt2"
-
-    def __init__(self, encoder_json, vocab_bpe):
-        plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]       # written as themselves
-        others = [b for b in range(256) if b not in plain]                      # written as characters from 256 on
-        byte = {**{chr(b): b for b in plain}, **{chr(256 + i): b for i, b in enumerate(others)}}
-        wrong = f"is not GPT-2's vocabulary; get both files with: python lm.py prepare wikitext2, after moving {encoder_json} " \
-                f"and {vocab_bpe} away"
-        try:
-            ids = json.loads(Path(encoder_json).read_text(encoding="utf-8"))
-            first, *lines = Path(vocab_bpe).read_text(encoding="utf-8").splitlines()
-            merges = [tuple(line.split(" ")) for line in lines if line]
-            *tokens, end = sorted(ids, key=ids.get)
-            if sorted(ids.values()) != list(range(len(ids))) or end != "<|endoftext|>" or not first.startswith("#version"):
-                raise ValueError
-            self.tokens = [bytes(byte[c] for c in token) for token in tokens]   # id -> bytes
-            self.rank = {tuple(bytes(byte[c] for c in part) for part in (a, b)): i for i, (a, b) in enumerate(merges)}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{encoder_json} with {vocab_bpe} {wrong}") from None
-        self.id = {token: i for i, token in enumerate(self.tokens)}
-        missing = [token for token in (*(bytes([b]) for b in range(256)), *map(b"".join, self.rank)) if token not in self.id]
-        if missing:
-            raise ValueError(f"{encoder_json} has no token for {missing[0]}, a byte or a merge of {vocab_bpe}: it {wrong}")
-        self.start = self.silent = len(self.tokens)                             # end of text, 50256
-        self.tokens.append(end.encode())
-        self.size = len(self.tokens)
-        self.word = lru_cache(1 << 18)(self.word)                               # most words come again and again
-
-    def encode(self, text):
-        utf8(text)                                                              # refuses what could not come back
-        return list(itertools.chain.from_iterable(map(self.word, splitter().findall(text))))
-
-    def word(self, word):
-        """The ids of one word: its most senior pair is merged, wherever it stands, until no merge applies."""
-        parts = [bytes([b]) for b in word.encode()]
-        while len(parts) > 1:
-            pair = min(zip(parts, parts[1:]), key=lambda pair: self.rank.get(pair, math.inf))
-            if pair not in self.rank:
-                break
-            merged, i = [], 0
-            while i < len(parts):
-                n = 2 if tuple(parts[i:i + 2]) == pair else 1
-                merged.append(b"".join(parts[i:i + n]))
-                i += n
-            parts = merged
-        return tuple(self.id[part] for part in parts)
-
-    def raw(self, ids):
-        return b"".join(self.tokens[i] for i in ids)
-
-
-GPT2 = {    # file: where it comes from, its SHA-256
-    "encoder.json": ("https://openaipublic.blob.core.windows.net/gpt-2/models/124M/encoder.json",
-                     "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
-    "vocab.bpe": ("https://openaipublic.blob.core.windows.net/gpt-2/models/124M/vocab.bpe",
-                  "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
-}
-TOKENIZERS = {"gpt2": 50257, "bytes": 256}                                      # and the size of their vocabulary
-
-
-def tokenizer(name, folder):
-    """The tokenizer of that name, its files read from folder/gpt2."""
-    known("tokenizer", name, TOKENIZERS)
-    if name == "bytes":
-        return Bytes()
-    paths = [folder / "gpt2" / file for file in GPT2]
-    for path in paths:
-        if not path.exists():
-            raise ValueError(f"there is no {path}: `python lm.py prepare wikitext2 --data {folder}` gets it, --data names "
-                             "another folder, and bytes need none")
-    bpe = BPE(*paths)
-    if bpe.encode("Hello world") != [15496, 995]:
-        raise ValueError(f"{paths[0]} is a vocabulary, but not GPT-2's ('Hello world' is {bpe.encode('Hello world')}, not "
-                         f"[15496, 995]): move the files in {paths[0].parent} away and prepare again")
-    return bpe
-
-
-# ---- token files: uint16, beside a header that says what they are
-
-WIKITEXT = {    # name: folder, and where the raw text comes from, its SHA-256
-    "wikitext103": ("wikitext-103", "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-raw-v1.zip",
-                    "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
-    "wikitext2": ("wikitext-2", "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-raw-v1.zip",
-                  "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
-}
-SPLITS = ("train", "valid", "test")
-
-
-def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, quiet=False):
-    """Texts to token files in data; the header, as written.
-
-    WikiText becomes tokens as in the S5 code that the paper builds on: each line that is not blank on its own, with its
-    line end, then the end-of-text token; blank lines are dropped. So WikiText-2, 2,448,382 tokens when the train file is
-    encoded in one piece, has 2,446,247 this way. Your own text stays in one piece and is cut 90 : 5 : 5. Bytes are the
-    file's, whatever it is.
-    """
-    data, source = Path(data), Path(source or data)
-    if text is None:
-        folder, url, checksum = known("data set", name, WIKITEXT)
-        files = find(source, folder)
-        if not files:
-            download(url, data / Path(url).name, checksum, quiet)
-            files = find(data, folder)
-    else:
-        folder, files = "text_file", {"text": Path(text)}
-    kind = "bytes" if bytes_only else "gpt2"
-    if kind == "gpt2":
-        for file, (url, checksum) in GPT2.items():
-            path, there = data / "gpt2" / file, source / "gpt2" / file
-            if not path.exists() and there.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(there, path)
-            elif not path.exists():
-                download(url, path, checksum, quiet)
-        tokenizer(kind, data)                                                   # refuses a wrong one here, not in a worker
-    ids = {split: encode_file(path, kind, data, text is None, workers, quiet) for split, path in files.items()}
-    if text is not None:
-        whole = ids.pop("text")
-        a, b = round(0.9 * len(whole)), round(0.95 * len(whole))
-        ids = {"train": whole[:a], "valid": whole[a:b], "test": whole[b:]}
-        if len(ids["test"]) < 2 or len(ids["valid"]) < 2:
-            raise ValueError(f"{text} has {len(whole)} tokens, too few to cut into train, valid and test: give a longer text")
-    header = dict(tokenizer=kind, vocabulary=TOKENIZERS[kind], dtype="uint16", splits={})
-    (data / folder).mkdir(parents=True, exist_ok=True)
-    for split, array in ids.items():
-        write(data / folder / f"{kind}.{split}.bin", array.tobytes())
-        header["splits"][split] = dict(tokens=len(array), sha256=hashlib.sha256(array).hexdigest(),
-                                       source=str(files.get(split, text)))
-    write(data / folder / f"{kind}.json", json.dumps(header, indent=1).encode() + b"\n")
-    return header
-
-
-def find(source, folder):
-    """The files of a WikiText, {split: path}: raw before tokens, plain before zipped, all from one place; or nothing."""
-    bases = [source / f"{folder}-raw", source / folder, source]
-    for base, ending in itertools.product(bases[:2], ("raw", "tokens")):
-        paths = {split: base / f"wiki.{split}.{ending}" for split in SPLITS}
-        if paths["train"].exists() and paths["valid"].exists():
-            return {split: path for split, path in paths.items() if path.exists()}      # test may be missing
-    for path in (path for base in bases for path in sorted(base.glob(f"{folder}*.zip"))):
-        try:
-            members = zipfile.ZipFile(path).namelist()
-        except zipfile.BadZipFile:
-            raise ValueError(f"{path} is not a whole zip file: remove it and prepare again") from None
-        paths = {split: zipfile.Path(path, member) for split in SPLITS for member in members
-                 if re.search(rf"(^|/)wiki\.{split}\.(raw|tokens)$", member)}
-        if "train" in paths and "valid" in paths:
-            return paths
-    return {}
-
-
-def download(url, path, checksum, quiet=False):
-    """Whole, checked, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside, digest = path.with_name(path.name + ".part"), hashlib.sha256()
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer, open(beside, "wb") as file, tqdm(
-                total=int(answer.headers.get("Content-Length", 0)) or None, unit="B", unit_scale=True, desc=path.name,
-                ncols=100, disable=quiet) as bar:
-            while part := answer.read(1 << 20):
-                file.write(part)
-                digest.update(part)
-                bar.update(len(part))
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise ValueError(f"cannot get {url} ({error}). On a machine that can:\n  curl -L -o {path.name} {url}\n"
-                         f"then put the file at {path} and prepare again") from None
-    if digest.hexdigest() != checksum:
-        beside.unlink()
-        raise ValueError(f"{url} gave {digest.hexdigest()} where {checksum} is right: try again, or get {path.name} elsewhere")
-    os.replace(beside, path)
-
-
-def encode_file(path, kind, folder, lines, workers=None, quiet=False):
-    """A text file's ids, uint16; one worker per core, each with parts of a few megabytes."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    if not raw.strip():
-        raise ValueError(f"{path} is empty: there is nothing to learn from")
-    if kind == "bytes":
-        return np.frombuffer(raw, np.uint8).astype(np.uint16)
-    jobs = [(start, raw[start:end], lines) for start, end in itertools.pairwise(cuts(raw, lines))]
-    workers = min(workers or os.cpu_count(), len(jobs))
-    with tqdm(total=len(raw), unit="B", unit_scale=True, desc=path.name, ncols=100, disable=quiet) as bar:
-        if workers == 1:
-            pool, parts = None, map(Worker(kind, folder), jobs)
-        else:
-            pool = multiprocessing.Pool(workers)
-            parts = pool.imap(Worker(kind, folder), jobs)
-        try:
-            ids = []
-            for (_, part, _), array in zip(jobs, parts):
-                ids.append(array)
-                bar.update(len(part))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8: byte {error.start} is {error.object[:1].hex()}. Convert it, for example "
-                             f"with: iconv -f latin1 -t utf-8 {path.name} > utf8.txt") from None
-        finally:
-            if pool:
-                pool.terminate()
-    return np.concatenate(ids)
-
-
-class Worker:
-    """Encodes a part of a file; a process makes its tokenizer once."""
-    made = {}
-
-    def __init__(self, kind, folder):
-        self.key = kind, folder
-
-    def __call__(self, job):
-        start, raw, lines = job
-        if self.key not in self.made:
-            self.made[self.key] = tokenizer(*self.key)
-        bpe = self.made[self.key]
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:                                     # counted from the start of the file
-            at = error.start
-            raise UnicodeDecodeError("utf-8", raw[at:at + 1], start + at, start + at + 1, error.reason) from None
-        if not lines:
-            return np.array(bpe.encode(text), np.uint16)
-        return np.array([i for line in re.findall(".+\n?", text) if line.strip() for i in (*bpe.encode(line), bpe.start)],
-                        np.uint16)
-
-
-def cuts(raw, lines, size=1 << 22):
-    """Where a file may be cut without changing its ids: after a line, if lines are encoded one by one.
-
-    Else before a line end that follows something visible, since no word of GPT-2's goes on from there into white space;
-    elsewhere in white space it would matter, for its last blank belongs to the next word.
-    """
-    found = [0]
-    for line_end in re.finditer(rb"\r?\n", raw):
-        at = line_end.end() if lines else line_end.start()
-        if at - found[-1] >= size and (lines or not raw[at - 4:at].decode(errors="ignore")[-1:].isspace()):
-            found.append(at)
-    return [*found, len(raw)] if found[-1] < len(raw) else found
-
-
-def write(path, content):
-    """Whole or not at all: written beside, then renamed."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(content)
-    os.replace(beside, path)
-
-
-def read_tokens(folder, kind, split, command):
-    """The ids of a split, memory-mapped, after the header's word for them is checked; None if there is no such split."""
-    path, again = folder / f"{kind}.json", f"make it with: {command}"
-    try:
-        header = json.loads(path.read_text())
-        splits, found = header["splits"], (header["tokenizer"], header["vocabulary"])
-        entry = splits.get(split)
-        count, checksum = (entry["tokens"], entry["sha256"]) if entry else (0, "")
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}: {again}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{path} is not the header of a token file: {again}") from None
-    if found != (kind, TOKENIZERS[kind]):
-        raise ValueError(f"{path} belongs to tokens of {found[0]} ({found[1]} of them), not of {kind}: {again}")
-    if entry is None:
-        return None
-    path = folder / f"{kind}.{split}.bin"
-    if not path.exists() or path.stat().st_size != 2 * count or not count:
-        raise ValueError(f"{path} does not hold the {count} tokens of its header: {again}")
-    ids = np.memmap(path, np.uint16, "r")
-    if hashlib.sha256(ids).hexdigest() != checksum:
-        raise ValueError(f"{path} does not have the checksum of its header, it is damaged or half replaced: {again}")
-    return ids
-
-
-# -------------------------------------------------------------------------------------------------------- 2. model
+# -------------------------------------------------------------------------------------------------------- 1. model
 
 class Gated(Mixer):
     """W_o(x0 ⊙ mixer(v ⊙ x1)), where v, x1, x0 are W_3H z after a causal filter of 3 per channel: Hyena's frame.
@@ -398,10 +65,13 @@ def heads(H):
 
 def griffin(H, i):
     """Griffin's pattern: recurrent, recurrent, local attention."""
-    return Attention(H, heads(H), 1, 1024) if i % 3 == 2 else RecurrentBlock(H, heads(H) * round(4 * H / 3 / heads(H)), heads(H))
+    n = heads(H)
+    return Attention(H, n, 1, 1024) if i % 3 == 2 else RecurrentBlock(H, n * round(4 * H / 3 / n), n)
 
 
-MIXERS = {      # the mixer of layer i; linear attention is GRIL with a window of one (Sec. 4.5), gate and all
+# The mixer of layer i. Linear attention is GRIL with a window of one (Sec. 4.5), gate and all; S5 and LRU stand in GRIL's
+# frame, as Hyena-S5 in the paper's table; the others bring their own.
+MIXERS = {
     "gril":             lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, **gril)),
     "linear_attention": lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, w=1, **gril)),
     "s5":               lambda i, H, P, J, **gril: Gated(H, S5(H, J=J)),
@@ -481,8 +151,9 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, E, targets, learn, entries=1 << 24):
+        n = max(1, entries // len(E))                                           # tokens at a time
         total, dx, dE = 0.0, [], torch.zeros_like(E) if learn else None
-        for x_n, y_n in zip(x.split(max(1, entries // len(E))), targets.split(max(1, entries // len(E)))):
+        for x_n, y_n in zip(x.split(n), targets.split(n)):
             logits = x_n @ E.mT                                                 # (n, V)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             logits -= logits.logsumexp(-1, keepdim=True)                        # log-probabilities from here
@@ -499,17 +170,17 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         dx, dE = ctx.saved_tensors
-        return g / ctx.n * dx, g / ctx.n * dE, None, None
+        return g / ctx.n * dx, g / ctx.n * dE, None, None, None
 
 
-# -------------------------------------------------------------------------------------------------------- 3. tasks
+# -------------------------------------------------------------------------------------------------------- 2. tasks
 
-TINY = dict(steps=2000, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, clip=1.0, evaluate_every=200,
+TINY = dict(steps=1200, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, clip=1.0, evaluate_every=200,
             checkpoint_every=200, patience=0, choose="perplexity", higher=False, tokenizer="gpt2", length=256, layers=4,
             H=128, inner=128, P=64, J=16, dropout=0.0, stateful=False, validate_tokens=32_768)
 RECIPES = {
     "tiny": TINY,
-    "bytes": dict(TINY, tokenizer="bytes", length=512, choose="bits", validate_tokens=262_144),
+    "bytes": dict(TINY, tokenizer="bytes", steps=2000, length=512, choose="bits", validate_tokens=262_144),
     # the paper's, but for the recurrent rate, clipping and dropout, of which it says nothing: 230,000 steps are 32 epochs
     "paper": dict(TINY, steps=230_000, batch=16, lr=2e-3, recurrent_lr=5e-4, warmup=16_000, evaluate_every=1000,
                   checkpoint_every=1000, patience=20, length=1024, layers=16, H=768, inner=768, P=128, J=32, dropout=0.1,
@@ -565,19 +236,16 @@ class WikiText103:
 
     @torch.no_grad()
     def score(self, model, ids, stateful=False):
-        """Mean loss of every token of ids but the first, in blocks that follow each other; stateful carries the state."""
+        """Mean loss of every token of ids but the first, block after block; stateful: the state is carried on."""
         L, device, total, state = self.length, next(model.parameters()).device, 0.0, None
-        starts = range(0, len(ids) - 1, L)
-        if len(ids) < 2:
-            raise ValueError(f"a text of {len(ids)} tokens leaves nothing to predict")
+        whole = range(0, len(ids) - L, L)
         n = 1 if stateful else self.recipe["batch"]
-        whole = [starts[i:i + n] for i in range(0, (len(ids) - 1) // L, n)]     # the last one may reach past the end
-        parts = [[s for s in part if s + L < len(ids)] for part in whole] + [[s] for s in starts if s + L >= len(ids)]
-        for part in parts:
-            x, y = blocks(ids, part, L, device)
-            loss, state = model(x, y, state if stateful else None)
-            total += loss.double() * y.numel()
-        return float(total) / (len(ids) - 1)
+        for starts in (*(whole[i:i + n] for i in range(0, len(whole), n)), [L * len(whole)]):   # last what is left over
+            x, y = blocks(ids, starts, L, device)
+            if y.numel():
+                loss, state = model(x, y, state if stateful else None)
+                total += loss.item() * y.numel()
+        return total / (len(ids) - 1)
 
     def numbers(self, loss):
         bits = dict(bits=loss / math.log(2)) if self.recipe["tokenizer"] == "bytes" else {}    # per byte
@@ -598,13 +266,12 @@ class WikiText103:
         return result
 
     def table(self, result):
-        rows = [f"{result['model']} on {self.name}, {result['split']}: {result['tokens']:,d} tokens of {result['tokenizer']}",
-                f"{'':24s}{'loss':>8s}{'perplexity':>12s}{'bits/byte':>11s}" if "bits" in result else
-                f"{'':24s}{'loss':>8s}{'perplexity':>12s}"]
+        rows = ["{model} on {task} ({split}, {tokens:,d} tokens of {tokenizer})".format(**result)]
         for name, prefix in ((f"blocks of {result['length']}", ""), ("state carried on", "stateful_")):
             if f"{prefix}loss" in result:
-                bits = f"{result[f'{prefix}bits']:11.3f}" if "bits" in result else ""
-                rows.append(f"{name:24s}{result[f'{prefix}loss']:8.4f}{result[f'{prefix}perplexity']:12.2f}{bits}")
+                bits = f"   bits a byte {result[f'{prefix}bits']:.3f}" if "bits" in result else ""
+                rows.append(f"{name:18s}   loss {result[f'{prefix}loss']:.4f}   "
+                            f"perplexity {result[f'{prefix}perplexity']:.2f}{bits}")
         return "\n".join(rows)
 
 
@@ -626,9 +293,9 @@ def blocks(ids, starts, L, device):
 
 
 def detached(state):
-    if state is None or torch.is_tensor(state):
-        return state if state is None else state.detach()
-    return type(state)(map(detached, state))
+    if isinstance(state, (tuple, list)):
+        return type(state)(map(detached, state))
+    return state if state is None else state.detach().clone()                   # a view would keep its whole block
 
 
 class Blocks:
@@ -679,14 +346,14 @@ class Blocks:
         self.order = self.starts(self.epoch)
 
 
-# --------------------------------------------------------------------------------------------------- 4. generation
+# --------------------------------------------------------------------------------------------------- 3. generation
 
 def load(folder):
     """(task, model, config) of a run that train.py made, finished or not."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} is not the folder of a run: it has no config.json. python train.py --task wikitext2 makes "
-                         "one under runs/")
+        raise ValueError(f"{folder} is not the folder of a run: it has no config.json. `python train.py --task wikitext2` "
+                         "makes one under runs/")
     config = json.loads((folder / "config.json").read_text())
     if config.get("task") not in LM:
         raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
@@ -694,10 +361,13 @@ def load(folder):
     model = task.model(config["model"])
     path = next((folder / name for name in ("weights.pt", "best.pt", "last.pt") if (folder / name).exists()), None)
     if path is None:
-        raise ValueError(f"{folder} has no weights yet (weights.pt, best.pt, last.pt): let the training run reach its first "
+        raise ValueError(f"{folder} has no weights yet (weights.pt, best.pt or last.pt): let the training reach its first "
                          "checkpoint, or finish it with --resume")
     state = torch.load(path, weights_only=True, map_location="cpu")
-    model.load_state_dict(state.get("model", state))
+    try:
+        model.load_state_dict(state.get("model", state))
+    except RuntimeError:
+        raise ValueError(f"{path} does not fit the model of config.json beside it: they are of different runs") from None
     return task, model.eval(), config
 
 
@@ -713,8 +383,9 @@ def generate(model, prompt, tokens, temperature=1.0, top_k=0, seed=0):
         if temperature == 0:
             token = logits.argmax(-1)                                           # (1,)
         else:
-            likely, ids = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]))
-            token = ids[0, torch.multinomial((likely / temperature).softmax(-1), 1, generator=generator)[0]]
+            if 0 < top_k < logits.shape[-1]:
+                logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
+            token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
         yield token.item()
         if i + 1 < tokens:
             logits, state = model.step(token, state)
@@ -727,6 +398,8 @@ def as_text(ids, tokens):
         yield "" if i == tokens.silent else decoder.decode(tokens.raw([i]))
     yield decoder.decode(b"", final=True)
 
+
+# ----------------------------------------------------------------------------------------------------- 4. commands
 
 def arguments(argv=None):
     parser = argparse.ArgumentParser(description="Texts to token files, and trained models to text. Training itself is\n"
@@ -782,7 +455,9 @@ def main(argv=None):
     except KeyboardInterrupt:
         print(flush=True)
         sys.exit(130)
-    except ValueError as error:
+    except BrokenPipeError:                                                     # … | head: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
         sys.exit(f"lm.py: {error}")
 
 
