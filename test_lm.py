@@ -39,6 +39,7 @@ real_wikitext = pytest.mark.skipif(not (DATA / "wikitext-2" / "wiki.valid.tokens
 
 # ------------------------------------------------------------------------------------------- vocabularies and texts
 
+@functools.cache
 def symbols():
     """How GPT-2's files write each byte, in the order of GPT-2's ids: printable ones as themselves, then the others."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -116,11 +117,15 @@ def reference_words(text):
     return words
 
 
+@functools.cache
+def read_vocabulary(encoder_json, vocab_bpe):
+    merges = vocab_bpe.read_text(encoding="utf-8").splitlines()[1:]
+    return json.loads(encoder_json.read_text()), {tuple(line.split()): i for i, line in enumerate(merges)}
+
+
 def reference_ids(text, encoder_json, vocab_bpe):
     """One merge at a time: of all pairs the earliest merge, of those the leftmost."""
-    ids = json.loads(encoder_json.read_text())
-    rank = {tuple(line.split()): i for i, line in enumerate(vocab_bpe.read_text(encoding="utf-8").splitlines()[1:])}
-    out = []
+    (ids, rank), out = read_vocabulary(encoder_json, vocab_bpe), []
     for word in reference_words(text):
         parts = list(spelled(word))
         while True:
@@ -362,7 +367,7 @@ def test_damaged_token_files(tmp_path):
     for damage in ("", "[]", "{}", good[:50], good.replace("splits", "parts")):
         header.write_text(damage)
         refused("not the header of a token file")
-    header.write_text(good.replace('"bytes"', '"gpt2"').replace("256", "50257"))
+    header.write_text(good.replace('"bytes"', '"gpt2"').replace('"vocabulary": 256', '"vocabulary": 50257'))
     refused("tokens of gpt2 .50257 of them., not of bytes")
     header.write_text(good)
     content = bytearray(tokens_file.read_bytes())
@@ -428,6 +433,11 @@ def built(model="gril", layers=3, seed=0, V=50, dtype=f64, **options):
     return net
 
 
+def same_states(got, expected):
+    pairs = zip(leaves(got), leaves(expected), strict=True)
+    agree(1e-10, **{f"state {i}": pair for i, pair in enumerate(pairs) if pair[1].numel()})     # w = 1 has no past
+
+
 def draw(B, T, V=50, seed=0):
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
 
@@ -449,15 +459,12 @@ def test_parameters_of_the_paper_and_of_every_row():
 def test_the_head_is_the_embedding():
     net = built()
     assert sum(p.shape == (50, 16) for p in net.parameters()) == 1
-    x, y = draw(2, 6), draw(2, 6, seed=1)
+    x = draw(2, 6).clamp(max=48)
     before = net.run(x)[0]
     with torch.no_grad():
-        net.embed.weight[7] += 1                                # a token that is in no text changes its own logit alone
-    x[x == 7] = 8
+        net.embed.weight[49] += torch.randn(16)                 # a token that the text lacks: its own logit alone changes
     after = net.run(x)[0]
-    assert (after[..., 7] != before[..., 7]).all()
-    net(x, y)[0].backward()
-    assert net.embed.weight.grad[x.unique()].abs().sum() > 0
+    assert torch.equal(after[..., :49], before[..., :49]) and (after[..., 49] != before[..., 49]).all()
 
 
 @pytest.mark.parametrize("form", ("loop", "scan", "chunk"))
@@ -485,8 +492,8 @@ def test_other_mixers_are_causal(model):
 def test_forms_agree():
     results = [built(form=form).run(draw(2, 37)) for form in ("loop", "scan", "chunk")]
     for logits, state in results[1:]:
-        agree(1e-10, logits=(logits, results[0][0]),
-              **{f"state {i}": pair for i, pair in enumerate(zip(leaves(state), leaves(results[0][1])))})
+        agree(1e-10, logits=(logits, results[0][0]))
+        same_states(state, results[0][1])
 
 
 @pytest.mark.parametrize("model", MIXERS)
@@ -498,13 +505,13 @@ def test_cuts_and_steps_are_the_whole(model):
         logits, state = net.run(part, state)
         parts.append(logits)
     agree(1e-10, cuts=(torch.cat(parts, 1), whole))
-    agree(1e-10, **{f"state {i}": pair for i, pair in enumerate(zip(leaves(state), leaves(end)))})
+    same_states(state, end)
     state, parts = None, []
     for token in x.unbind(1):
         logits, state = net.step(token, state)
         parts.append(logits)
     agree(1e-10, steps=(torch.stack(parts, 1), whole))
-    agree(1e-10, **{f"state {i}": pair for i, pair in enumerate(zip(leaves(state), leaves(end)))})
+    same_states(state, end)
     assert len(leaves(end)) >= 3, "every layer carries state"
     growing = sum(map(torch.numel, leaves(net.run(draw(2, 46))[1]))) > sum(map(torch.numel, leaves(end)))
     assert growing == (model in ("transformer", "griffin"))     # Griffin's window of 1,024 is not yet full
@@ -606,9 +613,9 @@ def test_scores_count_every_token_once(tmp_path):
     for n in (2, 32, 33, 34, 200):                              # shorter than a block, a block, one more, many and a rest
         ids = task.tokens("valid")[:n]
         x = torch.tensor(ids.astype(np.int64))[None]
-        losses = [F.cross_entropy(model.run(a)[0][0], b[0], reduction="sum")
+        losses = [F.cross_entropy(model.run(a)[0][0], b[0], reduction="sum").item()
                   for a, b in zip(x[:, :-1].split(32, 1), x[:, 1:].split(32, 1))]
-        assert task.score(model, ids) == pytest.approx(float(sum(losses)) / (n - 1), rel=1e-9)
+        assert task.score(model, ids) == pytest.approx(sum(losses) / (n - 1), rel=1e-9)
         whole = F.cross_entropy(model.run(x[:, :-1])[0][0], x[0, 1:]).item()
         assert task.score(model, ids, stateful=True) == pytest.approx(whole, rel=1e-9)
     scores = task.validate(model)
@@ -627,7 +634,7 @@ def test_report_and_table(tmp_path):
 
 
 def test_texts_shorter_than_a_block(tmp_path):
-    task = text_file(tmp_path, "a short text of few words\n")
+    task = text_file(tmp_path, "a short text of few words\n" * 3)
     with pytest.raises(ValueError, match="shorter than one batch, 4 blocks of 32 .* lower --length or --batch"):
         task.stream(0, 4)
 
@@ -669,17 +676,19 @@ def test_greedy_streaming_is_greedy_decoding_by_full_passes(model):
 
 
 def test_sampling():
-    net = built(V=50)
+    net = built(V=50, layers=1)
     with torch.no_grad():
         net.embed.weight.mul_(0.1)
-    sample = lambda **options: list(generate(net, [1], 300, **options))
+    sample = lambda **options: list(generate(net, [1], 60, **options))
     assert sample(seed=1) == sample(seed=1) != sample(seed=2)
     assert sample(top_k=1) == sample(temperature=0) and len(set(sample())) > len(set(sample(top_k=3)))
-    first = [next(generate(net, [1], 1, seed=seed)) for seed in range(3000)]
-    p = net.run(torch.tensor([[1]]))[0][0, -1].softmax(-1)
-    assert (torch.bincount(torch.tensor(first), minlength=50) / 3000 - p).abs().max() < 4 * (0.25 / 3000) ** 0.5
-    assert set(next(generate(net, [1], 1, seed=seed, top_k=3)) for seed in range(100)) <= set(p.topk(3).indices.tolist())
-    assert list(generate(net, [1] * 3000, 0)) == []
+    logits = net.run(torch.tensor([[1]]))[0][0, -1]
+    for options, p in ((dict(temperature=0.5), (2 * logits).softmax(-1)), (dict(top_k=3), logits.topk(3).values.softmax(-1))):
+        first = torch.tensor([next(generate(net, [1], 1, seed=seed, **options)) for seed in range(300)])
+        if "top_k" in options:
+            p = torch.zeros(50, dtype=f64).scatter(0, logits.topk(3).indices, p)
+        assert (torch.bincount(first, minlength=50) / 300 - p).abs().max() < 4 * (0.25 / 300) ** 0.5
+        assert p[first].min() > 0
 
 
 def test_prompts_longer_than_the_training_context(tmp_path):

@@ -68,7 +68,7 @@ class Bytes:
         return list(utf8(text))
 
     def raw(self, ids):
-        return bytes(ids)
+        return bytes([*ids])                                                    # of an array, its numbers
 
     def decode(self, ids):
         return self.raw(ids).decode(errors="replace")
@@ -199,7 +199,7 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
         a, b = round(0.9 * len(whole)), round(0.95 * len(whole))
         ids = {"train": whole[:a], "valid": whole[a:b], "test": whole[b:]}
         if len(ids["test"]) < 2 or len(ids["valid"]) < 2:
-            raise ValueError(f"{text} has {len(whole)} tokens, too few to cut into train, valid and test: give a longer one")
+            raise ValueError(f"{text} has {len(whole)} tokens, too few for train, valid and test: give a longer text")
     header = dict(tokenizer=kind, vocabulary=TOKENIZERS[kind], dtype="uint16", splits={})
     (data / folder).mkdir(parents=True, exist_ok=True)
     for split, array in ids.items():
@@ -249,8 +249,8 @@ def download(url, path, checksum, quiet=False):
                          f"then put the file at {path} and prepare again") from None
     if digest.hexdigest() != checksum:
         beside.unlink()
-        raise ValueError(f"{url} came with SHA-256 {digest.hexdigest()}, not {checksum}: try again, or get the file elsewhere "
-                         f"and put it at {path}")
+        raise ValueError(f"{url} came with SHA-256 {digest.hexdigest()}, not {checksum}: try again, or get the file "
+                         f"elsewhere and put it at {path}")
     os.replace(beside, path)
 
 
@@ -326,6 +326,6 @@ def read_tokens(folder, kind, split, command):
     path = folder / f"{kind}.{split}.bin"
     ids = np.memmap(path, np.uint16, "r") if path.exists() and path.stat().st_size == 2 * count > 0 else None
     if ids is None or hashlib.sha256(ids).hexdigest() != checksum:
-        raise ValueError(f"{path} is not the file of {count} tokens that its header describes, but damaged or half replaced: "
-                         f"{again}")
+        raise ValueError(f"{path} is not the file of {count} tokens that its header describes: it is damaged or half "
+                         f"replaced; {again}")
     return ids
