@@ -93,14 +93,13 @@ class LanguageModel(nn.Module):
     def __init__(self, V, layers, H, inner, P, J, model="gril", dropout=0.0, **gril):
         super().__init__()
         mixer = known("model", model, MIXERS)
-        with torch.device("meta"):
-            budget = size(MIXERS["gril"](0, H, P, J, **gril)) + size(MLP(H, inner))
+        budget = size(MIXERS["gril"](0, H, P, J, **gril)) + inner * (2 * H + 1)         # of a layer
         self.embed = nn.Embedding(V, H)
         nn.init.normal_(self.embed.weight, std=0.02)
         self.drop, self.layers, self.norm = nn.Dropout(dropout), nn.ModuleList(), nn.LayerNorm(H)
         for i in range(layers):
             part = mixer(i, H, P, J, **gril)
-            rest = MLP(H, inner if model == "gril" else max(1, round((budget - size(part) - H) / (2 * H + 1))))
+            rest = MLP(H, max(1, round((budget - size(part)) / (2 * H + 1))))
             self.layers += [Block(part, H, dropout), Block(rest, H, dropout)]
         with torch.no_grad():
             for W in (getattr(block.mixer, name, None) for block in self.layers for name in ("W_o", "W_out", "W_2")):
@@ -352,8 +351,8 @@ def load(folder):
     """(task, model, config) of a run that train.py made, finished or not."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} is not the folder of a run: it has no config.json. `python train.py --task wikitext2` "
-                         "makes one under runs/")
+        raise ValueError(f"{folder} is not the folder of a run: it has no config.json. `python train.py --task "
+                         "wikitext2` makes one under runs/")
     config = json.loads((folder / "config.json").read_text())
     if config.get("task") not in LM:
         raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
@@ -361,8 +360,8 @@ def load(folder):
     model = task.model(config["model"])
     path = next((folder / name for name in ("weights.pt", "best.pt", "last.pt") if (folder / name).exists()), None)
     if path is None:
-        raise ValueError(f"{folder} has no weights yet (weights.pt, best.pt or last.pt): let the training reach its first "
-                         "checkpoint, or finish it with --resume")
+        raise ValueError(f"{folder} has no weights yet (weights.pt, best.pt or last.pt): let the training reach its "
+                         "first checkpoint, or finish it with --resume")
     state = torch.load(path, weights_only=True, map_location="cpu")
     try:
         model.load_state_dict(state.get("model", state))

@@ -138,8 +138,8 @@ def reference_ids(text, encoder_json, vocab_bpe):
     return out
 
 
-ALPHABETS = ("abcdeHlo wr'sdtmv", " \n\t\r\x0b\x85\xa0\u2003\u3000\x1c\x1f", "½Ⅳ²3٣৪", "éßдЖ한年ーª", "🦞🏽👩‍🚀é́", "\x00\x01\x7f\xad\u200b\ufeff",
-             "=<>|_-.,!?…", "the and of aaa")
+ALPHABETS = ("abcdeHlo wr'sdtmv", " \n\t\r\x0b\x85\xa0\u2003\u3000\x1c\x1f", "½Ⅳ²3٣৪", "éßдЖ한年ーª", "🦞🏽👩‍🚀é́",
+             "\x00\x01\x7f\xad\u200b\ufeff", "=<>|_-.,!?…", "the and of aaa")
 
 
 def random_text(seed, n=400):
@@ -262,7 +262,8 @@ def test_other_vocabularies_are_refused(damage, tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- token files
 
-WIKI = " \n = Lobster = \n \n The lobster is blue ; Hello world . \n It lives in the sea . \n \n\n = Crab = \n \n Crabs walk . \n"
+WIKI = (" \n = Lobster = \n \n The lobster is blue ; Hello world . \n It lives in the sea . \n \n\n = Crab = \n \n"
+        " Crabs walk . \n")
 
 
 def write_wiki(folder, ending="tokens", splits=("train", "valid", "test")):
@@ -444,16 +445,17 @@ def draw(B, T, V=50, seed=0):
 
 def test_parameters_of_the_paper_and_of_every_row():
     with torch.device("meta"):
+        task = LM["wikitext103"](RECIPES["paper"])
+        count, H, P = size(task.model()), 768, 128
+        assert count == pytest.approx(task.paper_parameters, rel=0.01)
+        assert count == pytest.approx(50257 * H + 16 * (8 * H * H + 2 * P * H + 2 * P * P), rel=0.003)
         for name, recipe in RECIPES.items():
-            task = LM["wikitext103"](recipe)
-            count = size(task.model())
+            task = LM["wikitext103"](dict(recipe, layers=3))    # Griffin's pattern once
+            count = size(task.model()) - size(task.model().embed)
             for model in MIXERS:
-                assert size(task.model(model)) == pytest.approx(count, rel=0.003), (name, model)
+                assert size(task.model(model)) - size(task.model(model).embed) == pytest.approx(count, rel=0.01), (name, model)
             loss = task.loss(task.model(), task.example(1))
             assert loss.shape == () and loss.device.type == "meta"
-        assert count == pytest.approx(LM["wikitext103"].paper_parameters, rel=0.01)
-        H, P = 768, 128
-        assert count == pytest.approx(50257 * H + 16 * (8 * H * H + 2 * P * H + 2 * P * P), rel=0.003)
 
 
 def test_the_head_is_the_embedding():
@@ -639,6 +641,9 @@ def test_texts_shorter_than_a_block(tmp_path):
         task.stream(0, 4)
 
 
+LOBSTER = "the lobster saw the sea and the sea saw the lobster. " * 100
+
+
 def learn(task, model, steps, lr=1e-2):
     torch.manual_seed(0)
     net, stream = task.model(model), task.stream(0, task.recipe["batch"])
@@ -653,10 +658,11 @@ def learn(task, model, steps, lr=1e-2):
 
 
 @pytest.mark.parametrize("stateful", (False, True))
-def test_a_model_learns_a_text(tmp_path, stateful):
-    task = text_file(tmp_path, "the lobster saw the sea and the sea saw the lobster. " * 100, stateful=stateful)
+def test_a_model_learns_a_text(tmp_path, stateful, run):
+    task = text_file(tmp_path, LOBSTER, stateful=stateful)
     assert task.validate(learn(task, "gril", 0))["bits"] > 6
-    assert task.validate(learn(task, "gril", 80))["bits"] < 1
+    net = learn(task, "gril", 60) if stateful else lm.load(run)[1]
+    assert task.validate(net)["bits"] < 1
 
 
 # --------------------------------------------------------------------------------------------------------- generation
@@ -711,8 +717,8 @@ def test_half_characters_wait(small):
 def run(tmp_path_factory):
     """The folder of a finished run, as train.py leaves it."""
     folder = tmp_path_factory.mktemp("run")
-    task = text_file(folder / "data", "the lobster saw the sea and the sea saw the lobster. " * 100)
-    net = learn(task, "gril", 80)
+    task = text_file(folder / "data", LOBSTER)
+    net = learn(task, "gril", 60)
     (folder / "config.json").write_text(json.dumps(dict(task.recipe, task="text_file", model="gril", seed=0)))
     torch.save(net.state_dict(), folder / "weights.pt")
     return folder
