@@ -197,6 +197,8 @@ class WikiText103:
         for key in ("length", "layers", "H", "inner", "P", "J"):
             if recipe[key] < 1:
                 raise ValueError(f"{self.name}: {key} must be at least 1, got {recipe[key]}")
+        if recipe["stateful"] and recipe.get("accumulate", 1) > 1:
+            raise ValueError("--stateful carries one state from step to step, --accumulate would need several: choose one")
         self.recipe, self.length, self.data = recipe, recipe["length"], data_folder(data)
         self.state = None                                                       # carried from block to block if stateful
 
@@ -255,22 +257,21 @@ class WikiText103:
         return self.numbers(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
 
     def report(self, model, seed):
-        """Scores on the whole test file, or valid where there is none; stateful_… with the state carried on."""
+        """Scores on the whole of test, or of valid where there is no test; stateful_… with the state carried on."""
         test = self.tokens("test")
         ids, split = (self.tokens("valid"), "valid") if test is None else (test, "test")
-        result = dict(split=split, tokens=len(ids), **self.numbers(self.score(model, ids)))
-        if getattr(model, "module", model).constant:
-            carried = self.numbers(self.score(model, ids, stateful=True))
-            result.update({f"stateful_{key}": value for key, value in carried.items()})
-        return result
+        scores = {split: self.score(model, ids)}
+        if model.constant:
+            scores["stateful"] = self.score(model, ids, stateful=True)
+        return dict(split=split, tokens=len(ids), parameters=size(model), **{
+            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.numbers(loss).items()})
 
     def table(self, result):
-        rows = ["{model} on {task} ({split}, {tokens:,d} tokens of {tokenizer})".format(**result)]
-        for name, prefix in ((f"blocks of {result['length']}", ""), ("state carried on", "stateful_")):
-            if f"{prefix}loss" in result:
-                bits = f"   bits a byte {result[f'{prefix}bits']:.3f}" if "bits" in result else ""
-                rows.append(f"{name:18s}   loss {result[f'{prefix}loss']:.4f}   "
-                            f"perplexity {result[f'{prefix}perplexity']:.2f}{bits}")
+        rows = ["{model} on {task}, {parameters:,d} parameters; {split}, {tokens:,d} tokens of {tokenizer}".format(**result)]
+        for how, name in ((f"blocks of {result['length']}", result["split"]), ("state carried on", "stateful")):
+            numbers = [f"{key} {result[f'{name}_{key}']:.4g}" for key in ("loss", "perplexity", "bits")
+                       if f"{name}_{key}" in result]
+            rows += [f"  {how:18s}{', '.join(numbers)}"] * bool(numbers)
         return "\n".join(rows)
 
 
@@ -291,10 +292,10 @@ def blocks(ids, starts, L, device):
     return block[:, :-1], block[:, 1:]
 
 
-def detached(state):
+def detached(state, device=None):
     if isinstance(state, (tuple, list)):
-        return type(state)(map(detached, state))
-    return state if state is None else state.detach().clone()                   # a view would keep its whole block
+        return type(state)(detached(s, device) for s in state)
+    return state if state is None else state.detach().to(device, copy=True)     # a view would keep its whole block
 
 
 class Blocks:
@@ -341,7 +342,8 @@ class Blocks:
         return dict(epoch=self.epoch, index=self.index, **state)
 
     def seek(self, position):
-        self.epoch, self.index, self.task.state = position["epoch"], position["index"], position.get("state")
+        self.epoch, self.index = position["epoch"], position["index"]
+        self.task.state = detached(position.get("state"), self.device)
         self.order = self.starts(self.epoch)
 
 
@@ -358,9 +360,9 @@ def load(folder):
         raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
     task = LM[config["task"]]({key: config.get(key, value) for key, value in TINY.items()}, config.get("data"))
     model = task.model(config["model"])
-    path = next((folder / name for name in ("weights.pt", "best.pt", "last.pt") if (folder / name).exists()), None)
+    path = next((folder / name for name in ("best.pt", "weights.pt", "last.pt") if (folder / name).exists()), None)
     if path is None:
-        raise ValueError(f"{folder} has no weights yet (weights.pt, best.pt or last.pt): let the training reach its "
+        raise ValueError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): let the training reach its "
                          "first checkpoint, or finish it with --resume")
     state = torch.load(path, weights_only=True, map_location="cpu")
     try:

@@ -606,6 +606,8 @@ def test_stateful_blocks_follow_each_other_and_their_losses_are_those_of_one_lon
     agree(1e-12, fresh=(task.loss(model, batches[1]), cold))
     with pytest.raises(ValueError, match="transformer remembers every token"):
         task.model("transformer")
+    with pytest.raises(ValueError, match="--accumulate would need several"):
+        LM["text_file"](dict(task.recipe, accumulate=2))
 
 
 def test_scores_count_every_token_once(tmp_path):
@@ -628,9 +630,11 @@ def test_scores_count_every_token_once(tmp_path):
 def test_report_and_table(tmp_path):
     task = text_file(tmp_path)
     result = task.report(task.model().eval(), 0)
-    assert result["split"] == "test" and result["stateful_perplexity"] != result["perplexity"]
+    assert result["split"] == "test" and result["stateful_perplexity"] != result["test_perplexity"]
     table = task.table(dict(task.recipe, task="text_file", model="gril", **result))
-    assert f"{result['bits']:.3f}" in table and f"{result['stateful_perplexity']:.2f}" in table
+    assert f"{result['test_bits']:.4g}" in table and f"{result['stateful_perplexity']:.4g}" in table
+    (tmp_path / "text_file" / "bytes.json").write_text((tmp_path / "text_file" / "bytes.json").read_text().replace("test", "x"))
+    assert task.report(task.model().eval(), 0)["valid_bits"] > 0                # WikiText without its test file
     assert "stateful_loss" not in task.report(task.model("transformer").eval(), 0)
     assert task.recipe["choose"] in task.validate(task.model().eval())
 
