@@ -237,10 +237,12 @@ class WikiText103:
 
     @torch.no_grad()
     def score(self, model, ids, stateful=False):
-        """Mean loss of every token of ids but the first, block after block; stateful: the state is carried on."""
-        L, device, total, state = self.length, next(model.parameters()).device, 0.0, None
-        whole = range(0, len(ids) - L, L)
-        n = 1 if stateful else self.recipe["batch"]
+        """Mean loss of every token of ids but the first, in blocks; stateful: the state is carried from each to the next.
+
+        With a carried state it does not matter where the text is cut, so that a block may be as long as a whole batch.
+        """
+        L, n = (self.length * self.recipe["batch"], 1) if stateful else (self.length, self.recipe["batch"])
+        whole, device, total, state = range(0, len(ids) - L, L), next(model.parameters()).device, 0.0, None
         for starts in (*(whole[i:i + n] for i in range(0, len(whole), n)), [L * len(whole)]):   # last what is left over
             x, y = blocks(ids, starts, L, device)
             if y.numel():
