@@ -493,12 +493,12 @@ def state(quick):
 
 # ---------------------------------------------------------------------------------------------- other sequence models
 
-RATES, SWEEP = (1e-3, 3e-3, 1e-2), 400                                          # optimiser steps of the sweep
-BUDGET = dict(steps=2000, batch=64)
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+STEPS, BATCH = {"fig3c": 1500, "nd_comparison": 1000, "model_comparison": 500}, 64     # the budget of every model
 
 
-def budget(quick, factor=1):
-    return dict(BUDGET, steps=4 if quick else int(factor * BUDGET["steps"]))
+def budget(name, quick, factor=1):
+    return dict(steps=4 if quick else int(factor * STEPS[name]), batch=BATCH)
 
 
 def rated(options, rate):
@@ -506,16 +506,16 @@ def rated(options, rate):
     return dict(options, lr=rate, recurrent_lr=rate / 10 if options["model"] == "gril" else rate)
 
 
-def compare(models, quick):
-    """label -> results of 5 seeds, each model with the rate that does best in a short sweep, on validation tasks."""
+def compare(name, models, quick):
+    """label -> results of 5 seeds, each model with the rate that does best in a third of the steps, on validation tasks."""
     rates = RATES[1:2] if quick else RATES
-    short = budget(quick, SWEEP / BUDGET["steps"])
+    short = budget(name, quick, 1 / 3)
     swept = runs([rated(dict(options, **short, seed=0), rate) for options in models.values() for rate in rates], quick)
     picked = {}
     for i, label in enumerate(models):
         losses = [float(curves([r], "loss")[1][-1]) for r in swept[i * len(rates):(i + 1) * len(rates)]]
         picked[label] = rates[losses.index(min(losses))]
-    return repeated(models, picked, budget(quick), seeds(quick), quick)
+    return repeated(models, picked, budget(name, quick), seeds(quick), quick)
 
 
 def repeated(models, rates, spent, seeds, quick):
@@ -544,16 +544,16 @@ COMPARISON = ("model", "rate", "loss", "÷ zero predictor", "÷ GD", "parameters
 
 def comparison(name, title, models, paper, quick):
     """Table and picture: every model with the same number of tasks, its curve and where it ends."""
-    results = compare(models, quick)
-    seen, longer = BUDGET["steps"] * BUDGET["batch"], 4
+    results = compare(name, models, quick)
+    seen, longer = STEPS[name] * BATCH, 4
     sweep = ", ".join(f"{rate:g}" for rate in RATES)
-    print_table(f"{title}: f = N = 10, {seen:,} tasks seen by every model ({BUDGET['steps']:,} steps of {BUDGET['batch']}), the rate the "
-                f"best of {sweep}\nin {SWEEP} steps with seed 0 (validation loss), then 5 seeds; loss on 10,000 fresh tasks, the same for all;\n"
+    print_table(f"{title}: f = N = 10, {seen:,} tasks seen by every model ({STEPS[name]:,} steps of {BATCH}), the rate the best of {sweep}\n"
+                "in a third of the steps with seed 0 (validation loss), then 5 seeds; loss on 10,000 fresh tasks, the same for all;\n"
                 "state in real numbers, seconds of one run on one shared core, last tenth: change of the validation loss over it "
                 "(the rate goes to 0, so flat is not yet finished: see the table below)", COMPARISON,
                 [comparison_row(label, rs, paper.get(label, "")) for label, rs in results.items()])
     some = {label: models[label] for label in LONGER if label in models}
-    more = repeated(some, {label: results[label][0]["lr"] for label in some}, budget(quick, longer), range(1), quick)
+    more = repeated(some, {label: results[label][0]["lr"] for label in some}, budget(name, quick, longer), range(1), quick)
     print_table(f"{longer} times the tasks ({longer * seen:,}), one seed, the same rate: what the budget hides",
                 ("model", "loss", "÷ zero predictor", "with the budget above", "seconds"),
                 [(label, pm([r["loss"] for r in rs]).split(" ±")[0], f"{rs[0]['loss'] / rs[0]['zero_loss']:.4f}",
@@ -589,7 +589,7 @@ OTHERS = {"S5": dict(model="s5"), "LRU": dict(model="lru"), "Mamba": dict(model=
           "linear attention, 1 layer": dict(model="linear_attention"),
           "linear attention, 2 layers": dict(model="linear_attention", layers=2),
           "transformer, 2 layers": dict(model="transformer")}
-LONGER = ("S5", "transformer, 2 layers")                                        # the cheapest, and the closest in the paper
+LONGER = ("S5", "linear attention, 2 layers", "transformer, 2 layers", "Griffin")
 
 
 def fig3c(quick):
@@ -621,13 +621,13 @@ GRID = {        # label -> (options, the paper's loss); Griffin's width is not g
 
 
 def model_comparison(quick):
-    """Sizes of three families. These are many, and large: half the tasks, 3 seeds, the family's rate of nd_comparison."""
+    """Sizes of three families. They are many, and large: half the tasks, 3 seeds, the family's rate of nd_comparison."""
     families = {"Mamba": dict(model="mamba"), "Griffin": dict(model="griffin"), "S5": dict(model="s5")}
-    base = compare({name: dict(task="nd_regression", **options) for name, options in families.items()}, quick)
+    base = compare("nd_comparison", {name: dict(task="nd_regression", **options) for name, options in families.items()}, quick)
     models = {label: dict(task="nd_regression", **options) for label, (options, _) in GRID.items()
               if not quick or options.get("width", 0) < 64 and options.get("layers", 0) < 4}
     rates = {label: base[label.split(",")[0]][0]["lr"] for label in GRID}
-    spent = budget(quick, 0.5)
+    spent = budget("model_comparison", quick)
     tasks = f"{spent['steps'] * spent['batch']:,} tasks seen"
     large = {label for label, options in models.items() if options["model"] == "mamba" and options["layers"] > 1}
     results = {}
