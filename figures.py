@@ -12,14 +12,19 @@
   ablations          without window, without read-out                                               Tables of App. C
   second_order       Newton's step beside gradient descent                                          Table of App. C
   state              one prompt: the state growing toward W, beside online learners                 (not in the paper)
+  fig3c              the other sequence models, scalar regression                                   Fig. 3 C
+  nd_comparison      the same, multivariate                                                         Fig. 6 (App. B)
+  model_comparison   Griffin, Mamba and S5 at several sizes                                         Table of App. B.3
 
-Runs are kept under runs/figures and used again; delete a folder there to run it anew.
+Runs are kept under runs/figures and used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) is how
+many train at a time.
 """
 import argparse
 import csv
 import json
 import math
 import multiprocessing
+import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -32,6 +37,7 @@ import torch
 from tqdm import tqdm
 
 import train
+from baselines import state_size
 from gril import GRIL, construct_multivariate
 from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
                    newton, recovered, ridge, tune, zero)
@@ -47,11 +53,11 @@ DEFAULTS = dict(f=10, n=10, model="gril")                        # left out of n
 
 
 def runs(settings, quick):
-    """Results of several trainings, two at a time; one that is there already is read, not run."""
+    """Results of several trainings, GRIL_WORKERS at a time; one that is there already is read, not run."""
     jobs = []
     for options in settings:
         if quick:
-            options = {**options, "steps": 20, "batch": 32, "tasks": 200}
+            options = {**options, "steps": min(20, options.get("steps", 20)), "batch": 32, "tasks": 200}
         options = {key: value for key, value in options.items() if DEFAULTS.get(key) != value}
         name = options["task"] + "".join(f"-{key}{value}" for key, value in options.items() if key != "task")
         jobs.append((Path("runs/figures") / name, options))
@@ -59,7 +65,7 @@ def runs(settings, quick):
     if quick:
         list(map(run, missing))
     elif missing:
-        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(int(os.environ.get("GRIL_WORKERS", 2)), multiprocessing.get_context("spawn")) as pool:
             list(tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80))
     return [dict(json.loads((folder / "result.json").read_text()), folder=folder) for folder, _ in jobs]
 
@@ -485,6 +491,168 @@ def state(quick):
     finish(figure, "state", quick)
 
 
+# ---------------------------------------------------------------------------------------------- other sequence models
+
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+STEPS, BATCH = {"fig3c": 1500, "nd_comparison": 800, "model_comparison": 400}, 64     # the budget of every model
+
+
+def budget(name, quick, factor=1):
+    return dict(steps=4 if quick else int(factor * STEPS[name]), batch=BATCH)
+
+
+def rated(options, rate):
+    """One rate for all parameters; GRIL's gate keeps its tenth, as in its recipe."""
+    return dict(options, lr=rate, recurrent_lr=rate / 10 if options["model"] == "gril" else rate)
+
+
+def compare(name, models, quick):
+    """label -> results of 5 seeds, each model with the rate that does best in a third of the steps, on validation tasks."""
+    rates = RATES[1:2] if quick else RATES
+    short = budget(name, quick, 1 / 3)
+    swept = runs([rated(dict(options, **short, seed=0), rate) for options in models.values() for rate in rates], quick)
+    picked = {}
+    for i, label in enumerate(models):
+        losses = [float(curves([r], "loss")[1][-1]) for r in swept[i * len(rates):(i + 1) * len(rates)]]
+        picked[label] = rates[losses.index(min(losses))]
+    return repeated(models, picked, budget(name, quick), seeds(quick), quick)
+
+
+def repeated(models, rates, spent, seeds, quick):
+    results = runs([rated(dict(options, **spent, seed=s), rates[label]) for label, options in models.items() for s in seeds], quick)
+    return {label: results[i * len(seeds):(i + 1) * len(seeds)] for i, label in enumerate(models)}
+
+
+def carried(folder):
+    """Real numbers that the model of a run carries on from token to token: its state, GRIL's last w - 1 tokens too."""
+    task, model, _ = train.load(folder)
+    tokens = task.sample(1, torch.Generator()).s
+    if hasattr(model, "run"):
+        return state_size(model, tokens)
+    return model.A.numel() + (0 if task.name == "scalar_regression" else 2 * task.f)
+
+
+def comparison_row(label, results, paper):
+    ratio = [r["loss"] / r["zero_loss"] for r in results]
+    return (label, f"{results[0]['lr']:g}", pm([r["loss"] for r in results]), pm(ratio), pm([r["loss"] / r["gd_loss"] for r in results]),
+            f"{results[0]['parameters']:,}", f"{carried(results[0]['folder']):,}", f"{spread([r['seconds'] for r in results])[0]:.0f}",
+            paper, flattened(results))
+
+
+COMPARISON = ("model", "rate", "loss", "÷ zero predictor", "÷ GD", "parameters", "state", "seconds", "paper", "last tenth")
+
+
+def comparison(name, title, models, paper, longer, quick):
+    """Table and picture: every model with the same number of tasks, its curve and where it ends."""
+    results = compare(name, models, quick)
+    seen = STEPS[name] * BATCH
+    sweep = ", ".join(f"{rate:g}" for rate in RATES)
+    print_table(f"{title}: f = N = 10, {seen:,} tasks seen by every model ({STEPS[name]:,} steps of {BATCH}), the rate the best of {sweep}\n"
+                "in a third of the steps with seed 0 (validation loss), then 5 seeds; loss on 10,000 fresh tasks, the same for all;\n"
+                "state in real numbers, seconds of one run on one shared core, last tenth: change of the validation loss over it "
+                "(the rate goes to 0, so flat is not yet finished: see the table below)", COMPARISON,
+                [comparison_row(label, rs, paper.get(label, "")) for label, rs in results.items()])
+    more = repeated({label: models[label] for label in longer}, {label: results[label][0]["lr"] for label in longer},
+                    budget(name, quick, 4), range(1), quick)
+    print_table(f"4 times the tasks ({4 * seen:,}), one seed, the same rate: what the budget hides",
+                ("model", "loss", "÷ zero predictor", "with the budget above", "÷ GD", "seconds"),
+                [(label, f"{r['loss']:.4f}", f"{r['loss'] / r['zero_loss']:.4f}",
+                  f"{results[label][0]['loss'] / results[label][0]['zero_loss']:.4f}", f"{r['loss'] / r['gd_loss']:.4f}",
+                  f"{r['seconds']:.0f}") for label, (r,) in more.items()])
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.4), width_ratios=(1.1, 1), layout="constrained")
+    colors = dict(zip(results, plt.get_cmap("tab20").colors))
+    zero_loss, gd_loss = (spread([r[key] for r in next(iter(results.values()))])[0] for key in ("zero_loss", "gd_loss"))
+    for label, rs in results.items():
+        steps, mean, std = curves(rs, "loss")
+        tasks = steps * rs[0]["batch"]
+        left.plot(tasks, mean, color=colors[label], label=label)
+        left.fill_between(tasks, mean - std, mean + std, color=colors[label], alpha=0.2, lw=0)
+    left.axhline(float(curves(rs, "gd_loss")[1][-1]), color="black", ls="--", lw=1, label="gradient descent, one step")
+    left.set(title=f"A  {title}: loss on validation tasks", xlabel="tasks seen", ylabel="½ squared error per coordinate",
+             ylim=(0, 1.45 * zero_loss))
+    left.set_xscale("log"), left.legend(fontsize=7, loc="lower left", ncol=2)
+    labels = list(results)
+    means, stds = zip(*(spread([r["loss"] for r in results[label]]) for label in labels))
+    right.barh(labels, means, xerr=stds, color=[colors[label] for label in labels], capsize=2)
+    for i, (label, mean, std) in enumerate(zip(labels, means, stds)):
+        right.text(mean + std, i, f"  {mean:.3f}", va="center", fontsize=7)
+    for x, style, text in ((zero_loss, ":", "zero predictor"), (gd_loss, "--", "gradient descent, one step")):
+        right.axvline(x, color="black", ls=style, lw=1, label=text)
+    right.invert_yaxis(), right.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
+    right.set(title=f"B  after {seen:,} tasks, {len(next(iter(results.values())))} seeds", xlim=(0, 1.25 * max(means)),
+              xlabel="loss on fresh tasks (½ squared error per coordinate)")
+    finish(figure, name, quick)
+
+
+OTHERS = {"S5": dict(model="s5"), "LRU": dict(model="lru"), "Mamba": dict(model="mamba"), "Mamba + LP": dict(model="mamba_lp"),
+          "Griffin": dict(model="griffin"), "Griffin + LP": dict(model="griffin_lp"),
+          "linear attention, 1 layer": dict(model="linear_attention"),
+          "linear attention, 2 layers": dict(model="linear_attention", layers=2),
+          "transformer, 2 layers": dict(model="transformer")}
+
+
+def fig3c(quick):
+    models = {"GRIL": dict(model="gril"), **OTHERS}
+    comparison("fig3c", "scalar regression", {label: dict(task="scalar_regression", **options) for label, options in models.items()},
+               {"GRIL": "0.209 ± 0.001"},
+               ("GRIL", "S5", "Griffin", "linear attention, 2 layers", "transformer, 2 layers"), quick)
+    print("\nThe paper shows the others in a figure, without numbers. Its scalar layer has no version with two layers: here neither.")
+
+
+def nd_comparison(quick):
+    models = {"GRIL, 1 layer": dict(task="nd_regression", model="gril"),
+              "GRIL, 2 layers": dict(task="multistep_regression", model="gril", layers=2),
+              **{label: dict(task="nd_regression", **options) for label, options in OTHERS.items()},
+              "linear attention on pairs": dict(task="nd_regression", model="linear_attention_pairs")}
+    comparison("nd_comparison", "multivariate regression", models,
+               {"GRIL, 1 layer": "0.206 ± 0.001", "S5": "0.426", "Mamba": "0.539", "Griffin": "0.567"},
+               ("GRIL, 1 layer", "GRIL, 2 layers", "S5", "transformer, 2 layers", "linear attention on pairs"), quick)
+    print("\nThe paper shows the others in a figure, without numbers. GRIL with 2 layers stands beside two steps of gradient descent"
+          "\n(÷ GD is of those). Pairs are tokens (x_i, y_i), (x_query, 0) instead of x_1, y_1, x_2, …: a window made by hand.")
+
+
+GRID = {        # label -> (options, the paper's loss); Griffin's width is not given: 10, the tokens' own, has all these heads
+    **{f"Mamba, dim {H}, {l} layer{'s' * (l > 1)}": (dict(model="mamba", width=H, layers=l), loss)
+       for H, l, loss in ((32, 1, 0.5388), (64, 1, 0.4126), (64, 2, 0.4179), (128, 4, 0.4157))},
+    **{f"Griffin, {heads} head{'s' * (heads > 1)}, {l} layer{'s' * (l > 1)}": (dict(model="griffin", width=10, heads=heads, layers=l), loss)
+       for heads, l, loss in ((1, 1, 0.7490), (2, 1, 0.5665), (2, 2, 0.4114), (5, 1, 0.6047))},
+    **{f"S5, {l} layer{'s' * (l > 1)}": (dict(model="s5", layers=l), 0.426) for l in (1, 2, 4, 6)},
+    **{f"S5, size {H}": (dict(model="s5", width=H), 0.426) for H in (10, 64, 128, 256)},
+}
+
+
+def model_comparison(quick):
+    """Sizes of three families. They are many, and large: half the tasks, 3 seeds, the family's rate of nd_comparison."""
+    families = {"Mamba": dict(model="mamba"), "Griffin": dict(model="griffin"), "S5": dict(model="s5")}
+    base = compare("nd_comparison", {name: dict(task="nd_regression", **options) for name, options in families.items()}, quick)
+    models = {label: dict(task="nd_regression", **options) for label, (options, _) in GRID.items()
+              if not quick or options.get("width", 0) < 64 and options.get("layers", 0) < 4}
+    rates = {label: base[label.split(",")[0]][0]["lr"] for label in GRID}
+    spent = budget("model_comparison", quick)
+    tasks = f"{spent['steps'] * spent['batch']:,} tasks seen"
+    large = {label for label, options in models.items() if options["model"] == "mamba" and options["layers"] > 1}
+    results = {}
+    for label, options in models.items():
+        results |= repeated({label: options}, rates, spent, range(1 if quick or label in large else 3), quick)
+    print_table(f"Sizes, multivariate regression: {tasks} ({spent['steps']:,} steps of {spent['batch']}), "
+                "the rate of the family in nd_comparison, 3 seeds (± 0.0000: one seed)", COMPARISON,
+                [comparison_row(label, rs, f"{GRID[label][1]:.4f}") for label, rs in results.items()])
+    figure, ax = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    labels = list(results)
+    means, stds = zip(*(spread([r["loss"] / r["zero_loss"] for r in results[label]]) for label in labels))
+    colors = {"Mamba": GREEN, "Griffin": RED, "S5": BLUE}
+    ax.barh(labels, means, xerr=stds, color=[colors[label.split(",")[0]] for label in labels], capsize=2)
+    ax.plot([GRID[label][1] / (10 / 24) for label in labels], range(len(labels)), "D", color="black", ms=4, ls="none",
+            label="the paper's loss ÷ 10/24")
+    ax.axvline(1, color=GREY, ls=":", label="zero predictor")
+    ax.axvline(spread([r["gd_loss"] / r["zero_loss"] for r in results[labels[0]]])[0], color=ORANGE, ls="--", label="gradient descent, one step")
+    ax.invert_yaxis(), ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.1), ncol=3)
+    ax.set(xlabel="loss ÷ zero predictor's", xlim=(0, 1.9),
+           title=f"Sizes without a projection, multivariate regression, {tasks}")
+    finish(figure, "model_comparison", quick)
+
+
 FIGURES = {
     "fig2": fig2, "fig3": fig3, "fig4": lambda quick: classification("fig4", "softmax_classification", 10, quick),
     "two_layer_weights": two_layer_weights,
@@ -493,6 +661,7 @@ FIGURES = {
     "binary_100": lambda quick: classification("binary_100", "binary_classification", 100, quick),
     "softmax_100": lambda quick: classification("softmax_100", "softmax_classification", 100, quick),
     "ablations": ablations, "second_order": second_order, "state": state,
+    "fig3c": fig3c, "nd_comparison": nd_comparison, "model_comparison": model_comparison,
 }
 
 

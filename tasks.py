@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+import baselines
 from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, MultistepGRIL, NonlinearGRIL, ScalarGRIL,
                   StateMLPGRIL, beside, construct_binary, construct_multistep, construct_multivariate, construct_scalar,
                   construct_softmax, gd_dagger, interleave, known)
@@ -42,12 +43,13 @@ class Task:
     }
 
     def __init__(self, f=10, N=10, K=3, layers=None, hidden=None, scale=1.0, weight_scale=1.0, tasks=10_000,
-                 calibrate=None):
+                 calibrate=None, sizes=None):
         for name, value in (("f (input width)", f), ("N (examples in the prompt)", N), ("K (classes)", K)):
             if value < 1:
                 raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
         self.f, self.N, self.K, self.scale, self.weight_scale = f, N, K, scale, weight_scale
         self.layers, self.hidden = layers or self.layers, hidden
+        self.sizes = sizes or {}                                                # of another sequence model
         self.tasks, self.calibrate = tasks, calibrate                           # for evaluating, for tuning step sizes
         self._eta = None
 
@@ -81,8 +83,37 @@ class Task:
         return {"gril": lambda: GRIL(self.f),
                 **{name: lambda name=name: GRIL(self.f, name) for name in VARIANTS if name != "full"}}
 
+    def others(self):
+        """The other sequence models on the very tokens that GRIL gets, a row each; read at the last position."""
+        L, f = self.sample(1, torch.Generator()).s.shape[1:]
+
+        def build(name, f, preset):
+            sizes = {**baselines.SIZES[preset]["default"], **self.sizes}
+            return baselines.make(name, f, self.outputs, sizes.pop("width"), **sizes)
+        rows = {name: lambda name=name: build(name, f, name) for name in baselines.MODELS}
+        if L == 2 * self.N + 1:                                                 # interleaved, so that it can be paired
+            pairs = "linear_attention_pairs"
+            rows[pairs] = lambda: baselines.Pairs(build("linear_attention", 2 * f, pairs))
+        return rows
+
     def model(self, name="gril"):
-        return known(f"model for {self.name}", name, self.models())()
+        return known(f"model for {self.name}", name, {**self.models(), **self.others()})()
+
+    @classmethod
+    def recipe(cls, name, model, **sizes):
+        """The named recipe; for another sequence model with its own rates and sizes, of which some may be given."""
+        recipe = dict(known("recipe", name, cls.recipes))
+        known(f"model for {cls.name}", model, {**cls().models(), **cls().others()})
+        if model in baselines.SIZES:
+            recipe.update(baselines.recipe(name, model, cls.name))
+        for size, value in sizes.items():
+            if value is not None and value < 1:
+                raise ValueError(f"--{size} must be at least 1, got {value}")
+            if value is not None and size in recipe.get("sizes", ()):
+                recipe["sizes"][size] = value
+            elif value is not None and size != "layers":                        # those are also the steps of a task
+                raise ValueError(f"--{size}: {model} has no such size, only {', '.join(recipe.get('sizes', ['layers']))}")
+        return recipe
 
     def constructed(self):
         """The model whose weights are set, not trained, to be one step of gradient descent."""
@@ -311,7 +342,9 @@ TASKS = {task.name: task for task in (ScalarRegression, Task, MultistepRegressio
 
 def query(model, s):
     """The model's prediction for the query, (B, outputs): its last output, computed alone where the model can."""
-    return model.query(s) if hasattr(model, "query") else model(s)[:, -1]
+    if hasattr(model, "query"):
+        return model.query(s)
+    return torch.cat([model(part)[:, -1] for part in s.split(1024)])            # large models: a part of the tasks at a time
 
 
 # ------------------------------------------------------------------------------------------------ explicit learners

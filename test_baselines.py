@@ -2,15 +2,20 @@
 
     .venv/bin/python -m pytest -q test_baselines.py
 """
+import itertools
+import json
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import figures
+import train
 from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin, LinearAttention, Mamba,
-                       RecurrentBlock, Transformer, hippo, make, rotate, state_size)
-from gril import Block
+                       SIZES, Pairs, RecurrentBlock, Transformer, hippo, make, recipe, rotate, state_size)
+from gril import Block, gril_chunk
+from tasks import TASKS, Task, gradient_descent, query
 from test_gril import agree, seeded
 
 f64 = torch.float64
@@ -292,6 +297,25 @@ def test_local_attention_sees_its_window_and_no_further():
     assert not same[:7].any() and same[7:].all()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("T", (1, 21, 64))
+def test_both_forms_of_linear_attention_agree_from_any_state(T):
+    """On a short prompt it is their formula, on a long one gril_chunk."""
+    q, k, v = (seeded(2, T, 3, 4, seed=i) for i in range(3))
+    for Z in (None, seeded(2, 3, 4, 4, seed=3)):
+        got, expected = (form(v[..., None], k[..., None], q, None, Z) for form in (LinearAttention.parallel, gril_chunk))
+        agree(1e-12, o=(got[0], expected[0]), Z=(got[1], expected[1]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("T", (1, 3, 5, 6))
+def test_a_sequence_shorter_than_a_local_window_sees_all_of_it(T):
+    layer, x = built("local attention"), seeded(2, T, H)
+    unlimited = Attention(H, heads=4, kv_heads=1).to(f64)
+    unlimited.load_state_dict(layer.state_dict())
+    assert torch.allclose(layer(x), unlimited(x), atol=1e-12) == (T <= 5)
+
+
 # ---------------------------------------------------------------------------------------------- initialisation
 
 def test_hippo_eigenvalues():
@@ -387,7 +411,8 @@ def test_under_autocast_recurrent_states_stay_float32(name):
     (lambda: RGLRU(10, blocks=3), "10 is not divisible by 3"),
     (lambda: Griffin(8, heads=2, D=9), "9 is not divisible by 2"),
     (lambda: make("mamba2", 4, 4, 8), "unknown model 'mamba2', did you mean mamba. There are: s5, lru, mamba"),
-    (lambda: make("griffin", 10, 4, 8), "tokens of width 10 do not fit the model's width 8"),
+    (lambda: make("griffin", 10, 4, 8), "tokens of width 10 do not fit the model's width 8: widen it"),
+    (lambda: make("transformer", 10, 4, 30, heads=4), "30 is not divisible by 4"),
     (lambda: make("s5", 4, 4, 8)(torch.zeros(2, 0, 4)), r"L > 0; got torch.float32 \(2, 0, 4\)"),
     (lambda: make("mamba", 4, 4, 8)(torch.zeros(2, 3, 5)), r"\(B, L, 4\), .* \(2, 3, 5\)"),
     (lambda: make("mamba", 4, 4, 8)(torch.zeros(2, 3, 4, dtype=torch.long)), "floating point.* got torch.int64"),
@@ -395,3 +420,159 @@ def test_under_autocast_recurrent_states_stay_float32(name):
 def test_bad_input_is_answered_with_a_sentence(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# --------------------------------------------------------------------------------------------- on the in-context tasks
+
+def products(x, y):
+    """GRIL's scalar tokens as its state sees them (App. A.1): c_t = [x_t y_t, x_{t+1}]."""
+    return torch.cat([x[:, :-1] * y[:, :-1], x[:, 1:]], -1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", (1, 2))
+@pytest.mark.parametrize("task, tokens, hopeless", (
+    ("scalar_regression", products, True), ("nd_regression", None, True), ("scalar_regression", None, False),
+    ("nd_regression", "pairs", False)))
+def test_parity_decides_on_which_tokens_linear_attention_can_learn(task, tokens, hopeless, layers):
+    """Flipping the sign of W, of the query, or of all inputs of the context leaves the tasks' distribution as it is.
+
+    Where answer × target sums to zero over these eight copies of a prompt, the loss is ½ E y² + ½ E ŷ², whatever the
+    weights: nothing beats ŷ = 0. Without biases, layers of linear attention are odd in all tokens together. On
+    [x_t y_t, x_{t+1}], flipping W and every x turns the sign of each token, so of the answer, but not the target's. On
+    x_1, y_1, x_2, …, flipping W turns the y tokens only; every sum Σ v kᵀ stays, so the query's answer does, but the target
+    turns. On [x_t, y_t, x_{t+1}] a token holds all three factors of y xᵀ x_query, on (x_i, y_i), (x_query, 0) two of them.
+    """
+    torch.manual_seed(0)
+    task, product = TASKS[task](f=4, N=5), 0
+    x, y, _ = task.sample(50, torch.Generator().manual_seed(0))
+    x, y, make_tokens = x.double(), y.double(), tokens if callable(tokens) else task.tokens
+    f = make_tokens(x, y).shape[-1] * (2 if tokens == "pairs" else 1)
+    network = make("linear_attention", f, task.outputs, 16, layers, std=4.0).to(f64)
+    network = Pairs(network) if tokens == "pairs" else network
+    for W, context, asked in itertools.product((1, -1), repeat=3):
+        flip = torch.tensor([context] * 5 + [asked], dtype=f64)[:, None]
+        product = product + query(network, make_tokens(x * flip, W * y * flip)) * (W * y * flip)[:, -1]
+    scale = query(network, make_tokens(x, y)).abs().max()
+    assert (product.abs().max() < 1e-12 * scale) == hopeless
+
+
+@torch.no_grad()
+def test_linear_attention_on_raw_scalar_tokens_can_be_a_step_of_gradient_descent():
+    """On [x_t, y_t, x_{t+1}] the window is in the token: keys x_t, values y_t, queries x_{t+1}, and the sum is GRIL's."""
+    task, eta = TASKS["scalar_regression"](f=4, N=5), 0.7
+    x, y, _ = task.sample(20, torch.Generator().manual_seed(0))
+    x, y = x.double(), y.double()
+    network = make("linear_attention", 9, 1, 16).to(f64)
+    layer, eye = network.layers[0], torch.eye(16, dtype=f64)
+    for W, rows, columns in ((layer.W_K, range(4), range(4)), (layer.W_Q, range(4), range(5, 9)), (layer.W_V, [15], [4]),
+                             (layer.P, [15], [15]), (network.readout, [0], [15])):          # 15 is a place no token uses
+        W.weight.zero_()
+        W.weight[list(rows)] = eye[list(columns)]
+    network.readout.weight *= eta / 5
+    expected = gradient_descent([eta])(x[:, :-1], y[:, :-1], x[:, -1])
+    agree(1e-12, prediction=(query(network, task.tokens(x, y)), expected))
+
+
+@pytest.mark.slow
+def test_one_layer_of_linear_attention_learns_a_step_of_gradient_descent_from_pairs(tmp_path):
+    """von Oswald et al.: on (x_i, y_i), (x_query, 0) it ends within 2 % of the best step; on x_1, y_1, … it stays at zero."""
+    options = ["--task", "nd_regression", "--steps", "3000", "--batch", "64", "--lr", "3e-3", "--quiet", "--out"]
+    pairs, interleaved = (train.main([*options, str(tmp_path / name), "--model", name])
+                          for name in ("linear_attention_pairs", "linear_attention"))
+    assert pairs["loss"] < 1.02 * pairs["gd_loss"] and pairs["cosine"] > 0.99
+    assert abs(interleaved["loss"] / interleaved["zero_loss"] - 1) < 0.005
+
+
+TINY = ["--f", "3", "--n", "4", "--steps", "3", "--batch", "4", "--tasks", "20", "--width", "16", "--quiet", "--force", "--out"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("model", SIZES)
+def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model):
+    if (task, model) == ("scalar_regression", "linear_attention_pairs"):            # its tokens are windows already
+        with pytest.raises(SystemExit, match="unknown model for scalar_regression.*There are: gril.*transformer"):
+            train.main(["--task", task, "--model", model, *TINY, str(tmp_path / "run")])
+        return
+    result = train.main(["--task", task, "--model", model, *TINY, str(tmp_path / "run")])
+    loaded, network, again = train.load(tmp_path / "run")
+    assert loaded.report(network, 20_000)["loss"] == result["loss"] and math.isfinite(result["loss"])
+    assert again["sizes"] == dict(SIZES[model]["default"], width=16) == result["sizes"]
+    assert result["parameters"] == sum(p.numel() for p in network.parameters())
+    assert {"gd_loss", "zero_loss", "constructed_loss", "cosine", "seconds"} <= set(again) and "Q_distance" not in again
+    start = Task.model(TASKS[task](f=3, N=4, sizes=result["sizes"]), model)
+    assert any(not torch.equal(a, b) for a, b in zip(start.state_dict().values(), network.state_dict().values()))
+
+
+@pytest.mark.parametrize("model", ("s5", "griffin_lp"))
+def test_a_run_draws_its_picture(tmp_path, capsys, model):
+    train.main(["--task", "nd_regression", "--model", model, *(word for word in TINY if word != "--quiet"), str(tmp_path / "run")])
+    assert (tmp_path / "run/figure.png").stat().st_size > 10_000
+    assert f"trained {model}" in capsys.readouterr().out
+
+
+def test_sizes_on_the_command_line(tmp_path):
+    train.main(["--task", "nd_regression", "--model", "griffin", "--layers", "2", "--heads", "4", *TINY, str(tmp_path / "run")])
+    assert json.loads((tmp_path / "run/config.json").read_text())["sizes"] == dict(width=16, layers=2, heads=4)
+    _, network, _ = train.load(tmp_path / "run")
+    assert len(network.layers) == 2 and network.layers[0].layers[4].mixer.heads == 4
+    train.main(["--task", "multistep_regression", "--model", "s5", *TINY, str(tmp_path / "run")])
+    task, network, _ = train.load(tmp_path / "run")
+    assert len(network.layers) == 1 and task.layers == 2                            # one layer beside two steps
+
+
+@pytest.mark.parametrize("words, answer", (
+    (("--model", "griffin", "--heads", "5"), "16 is not divisible by 5"),
+    (("--model", "transformer", "--heads", "3"), "16 is not divisible by 3"),
+    (("--model", "mamba", "--f", "20"), "tokens of width 20 do not fit the model's width 16: widen it (--width)"),
+    (("--model", "s5", "--width", "9"), "9 is not divisible by 2"),
+    (("--model", "s5", "--heads", "2"), "--heads: s5 has no such size, only width, layers"),
+    (("--model", "gril", "--width", "8"), "--width: gril has no such size"),
+    (("--model", "mamba", "--width", "0"), "--width must be at least 1, got 0"),
+    (("--model", "mambda"), "did you mean mamba"),
+))
+def test_sizes_that_do_not_fit_are_answered(tmp_path, words, answer):
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--task", "nd_regression", *TINY, str(tmp_path / "run"), *words])
+    assert answer in str(stop.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_papers_recipes():
+    """App. B.3: Adam 1e-4; with LP 4 layers of 128, AdamW for Mamba, 4 heads and 2e-4 on vectors for Griffin."""
+    assert recipe("paper", "s5", "nd_regression") == dict(lr=1e-4, recurrent_lr=1e-4, weight_decay=0.0, sizes=dict(width=32, layers=1))
+    mamba, griffin = (recipe("paper", name, "nd_regression") for name in ("mamba_lp", "griffin_lp"))
+    assert mamba["sizes"] == dict(width=128, layers=4) and (mamba["lr"], mamba["weight_decay"]) == (1e-4, 0.01)
+    assert griffin["lr"] == 2e-4 and recipe("paper", "griffin_lp", "scalar_regression")["lr"] == 1e-4
+    network = Task(sizes=griffin["sizes"]).model("griffin_lp")
+    assert len(network.layers) == 4 and network.layers[0].layers[0].mixer.inner.layers[1].Lambda.numel() == 128
+    full = TASKS["scalar_regression"].recipe("paper", "mamba")
+    assert (full["steps"], full["batch"], full["weight_decay"], full["lr"]) == (300_000, 64, 0.0, 1e-4)
+
+
+def test_the_rate_of_the_comparison_is_picked_by_validation_loss(tmp_path, monkeypatch):
+    """Every rate for seed 0, then every seed with the one whose validation loss ended lowest."""
+    monkeypatch.chdir(tmp_path)
+    asked, ends = [], {1e-3: 0.5, 3e-3: 0.3, 1e-2: 0.4, 3e-2: 0.6}
+
+    def runs(settings, quick):
+        asked.append(settings)
+        return [dict(options, loss=9 - ends[options["lr"]]) for options in settings]        # the test loss says otherwise
+    monkeypatch.setattr(figures, "runs", runs)
+    monkeypatch.setattr(figures, "curves", lambda results, column: (None, [1.0, ends[results[0]["lr"]]], None))
+    results = figures.compare("fig3c", {"a": dict(task="nd_regression", model="s5"), "b": dict(task="nd_regression", model="gril")}, False)
+    assert [(o["model"], o["lr"], o["seed"]) for o in asked[0]] == [(m, lr, 0) for m in ("s5", "gril") for lr in ends]
+    assert [(r["model"], r["lr"], r["seed"]) for rs in results.values() for r in rs] == [(m, 3e-3, s) for m in ("s5", "gril") for s in range(5)]
+    assert {o["steps"] * o["batch"] for o in asked[1]} == {96_000} and {o["steps"] for o in asked[0]} == {500}
+    assert results["a"][0]["recurrent_lr"] == 3e-3 and results["b"][0]["recurrent_lr"] == pytest.approx(3e-4)
+
+
+def test_what_each_run_carries(tmp_path):
+    """State sizes of the comparison: GRIL's Z and two tokens; a cache of the whole prompt for the transformer."""
+    sizes = {("nd_regression", "gril"): 9 + 2 * 3, ("scalar_regression", "gril"): 3, ("multistep_regression", "gril"): 4 * 9 + 2 * 3,
+             ("nd_regression", "s5"): 16, ("nd_regression", "transformer"): 2 * 2 * 9 * 16,
+             ("nd_regression", "linear_attention_pairs"): 16 * 16}
+    for (task, model), size in sizes.items():
+        words = [word for word in TINY if model != "gril" or word not in ("--width", "16")]
+        train.main(["--task", task, "--model", model, *words, str(tmp_path / "run")])
+        assert figures.carried(tmp_path / "run") == size, (task, model)

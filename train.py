@@ -3,6 +3,7 @@
     python train.py --task nd_regression                    a random GRIL becomes gradient descent, in seconds
     python train.py --task multistep_regression --layers 3
     python train.py --task nd_regression --model no_window  an ablation
+    python train.py --task nd_regression --model mamba      another sequence model (--width, --layers, --heads)
     python train.py --task nd_regression --recipe paper     the paper's optimiser and its 300,000 steps
 
 The loop knows nothing of regression. A task gives it: recipes (presets), model(name), stream(seed, batch, device) of
@@ -36,12 +37,15 @@ def arguments(argv=None):
                                      "it from the task's recipe.", formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--task", required=True, help=", ".join(TASKS))
-    add("--model", default="gril", help="gril, or a variant of the task (an unknown one lists them)")
+    add("--model", default="gril", help="gril, a variant of the task, or another sequence model (an unknown "
+        "one lists them)")
     add("--recipe", default="default", help="default, or paper: the paper's optimiser, rates and steps")
     add("--f", type=int, default=10, help="input width (default 10)")
     add("--n", type=int, default=10, help="examples in the prompt (default 10)")
     add("--k", type=int, default=3, help="classes (default 3)")
-    add("--layers", type=int, help="gradient steps, for multistep_regression and nonlinear_regression")
+    add("--layers", type=int, help="of the model; gradient steps, for multistep_regression and nonlinear_regression")
+    add("--width", type=int, help="of another sequence model than gril")
+    add("--heads", type=int, help="of a model with attention")
     add("--scale", type=float, default=1.0, help="scale of the inputs (default 1)")
     add("--steps", type=int, help="optimiser steps")
     add("--batch", type=int, help="tasks per step")
@@ -66,7 +70,7 @@ def train(args):
     """Train as the arguments say; the run's result, as in result.json."""
     # ---- task, recipe, folder
     Task = known("task", args.task, TASKS)
-    recipe = dict(known("recipe", args.recipe, Task.recipes))
+    recipe = Task.recipe(args.recipe, args.model, width=args.width, heads=args.heads, layers=args.layers)
     for name in ("steps", "batch", "lr", "recurrent_lr", "weight_decay", "warmup", "clip", "hidden"):
         if getattr(args, name) is not None:
             recipe[name] = getattr(args, name)
@@ -74,7 +78,7 @@ def train(args):
         if recipe[name] < 1:
             raise ValueError(f"--{name} must be at least 1, got {recipe[name]}")
     task = Task(f=args.f, N=args.n, K=args.k, layers=args.layers, hidden=recipe.get("hidden"), scale=args.scale,
-                tasks=args.tasks, calibrate=recipe.get("calibrate"))
+                tasks=args.tasks, calibrate=recipe.get("calibrate"), sizes=recipe.get("sizes"))
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     device = choose_device(args.device)
@@ -99,7 +103,8 @@ def train(args):
               f"device    {device}, {torch.float32}, {args.threads} thread{'s' * (args.threads > 1)}, seed {args.seed}")
         for group in groups:
             print(f"{group['name']:9s} {sum(p.numel() for p in group['params']):6,d} parameters, "
-                  f"lr {group['lr']:g}, weight decay {group['weight_decay']:g}: {', '.join(group['names'])}")
+                  f"lr {group['lr']:g}, weight decay {group['weight_decay']:g}: {', '.join(group['names'][:8])}"
+                  + f", … {len(group['names']) - 8} more" * (len(group["names"]) > 8))
         print(f"folder    {folder}")
 
     # ---- the loop
@@ -239,7 +244,8 @@ def load(folder):
     """(task, model, result) of a finished run."""
     result = json.loads((Path(folder) / "result.json").read_text())
     task = TASKS[result["task"]](f=result["f"], N=result["n"], K=result["k"], layers=result["layers"],
-                                 hidden=result.get("hidden"), scale=result["scale"], tasks=result["tasks"])
+                                 hidden=result.get("hidden"), scale=result["scale"], tasks=result["tasks"],
+                                 sizes=result.get("sizes"))
     model = task.model(result["model"])
     state = torch.load(Path(folder) / "weights.pt", weights_only=True, map_location="cpu")
     for name, value in state.items():                           # a construction may have given β another shape
