@@ -451,7 +451,7 @@ def state(quick):
     W = torch.linalg.lstsq(batch.x[:1, :f + 1].double(), batch.y[:1, :f + 1].double()).solution[0].mT.float()
 
     def predictors(n):
-        short = Task(f, n, tasks=1_000)
+        short = Task(f=f, N=n, tasks=1_000)
         (beta,), (rule,) = (tune(family, [1.0], short) for family in (longhorn, delta_rule))
         return {"ridge 0.01": ridge(0.01), "Longhorn, β tuned": longhorn(beta), "delta rule, β tuned": delta_rule(rule)}
     every = [n for n in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100) if n <= N]

@@ -133,7 +133,7 @@ def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
 
 
 def monte_carlo(f, N, tasks):
-    task = Task(f, N)
+    task = Task(f=f, N=N)
     eta, loss = task.optimal()
     score = evaluate(task, {"gd": as_learner(gradient_descent([eta])), "zero": as_learner(zero)}, tasks, seed=1, sensitivities=2)
     return score["gd"]["loss"] / loss, score["zero"]["loss"] / (f / 24)
@@ -153,7 +153,7 @@ def test_closed_form_against_a_million_tasks():
 
 def test_the_line_search_finds_the_closed_form():
     for f, N in ((10, 10), (5, 20)):
-        task = Task(f, N)
+        task = Task(f=f, N=N)
         (eta,) = task.tuned(1)
         assert abs(eta / closed_form(f, N)[0] - 1) < 0.02
     assert abs(closed_form(10, 10)[0] - 6.0606) < 1e-3 and abs(closed_form(10, 10)[1] - 0.20623) < 1e-5
