@@ -44,8 +44,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from gril import known
-from tasks import TASKS
+from tasks import TASKS as IN_CONTEXT
 
+TASKS = {**IN_CONTEXT}
 DEFAULTS = dict(evaluate_every=1000, dense_start=False, checkpoint_every=1000, patience=0, choose=None, higher=True,
                 device="auto", dtype="auto", threads=0, accumulate=1)
 MACHINE = ("device", "threads", "accumulate", "checkpoint_every")       # a resumed run may change these
@@ -70,7 +71,8 @@ HELP = dict(
 
 def arguments(argv=None):
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], usage="python train.py --task TASK [options]", epilog="Numbers not given are the recipe's; a run prints them.",
+        description=__doc__.split("\n\n")[0], usage="python train.py --task TASK [options]",
+        epilog="Numbers not given are the recipe's; a run prints them.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=80))
     add = parser.add_argument
     add("--task", required=True, help=", ".join(TASKS))
