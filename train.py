@@ -66,7 +66,11 @@ HELP = dict(
     f="input width", n="examples in the prompt", k="classes", hidden="state size of scalar_regression",
     layers="layers, or gradient steps in context", scale="scale of the inputs", weight_scale="scale of the true weights",
     tasks="fresh tasks of the final evaluation", calibrate="optimiser steps that tune gradient descent's step size",
-    H="width of the model", P="state size", J="blocks of the state", dropout="dropout", length="longest sequence")
+    H="width of the model", P="state size", J="blocks of the state", inner="width inside a feed-forward layer",
+    dropout="share of activations dropped in training", length="longest sequence", gate="real or complex",
+    r_min="smallest |gate| at the start", r_max="largest |gate| at the start", tokenizer="gpt2 or bytes",
+    stateful="carry the state from block to block", evaluate_rows="rows of a validation, 0 for all",
+    validate_tokens="tokens of a validation, 0 for all")
 
 
 def arguments(argv=None):
@@ -121,9 +125,12 @@ def train(args):
     shares = world * recipe["accumulate"]
     if recipe["batch"] % shares:
         raise ValueError(f"a batch of {recipe['batch']} is not divisible by {shares} (processes × --accumulate)")
-    task = Task(recipe, data=args.data)
+    turns = [Task(recipe, data=args.data) for _ in range(recipe["accumulate"])]      # each may carry a state of its own
+    task = turns[0]
     if args.dry_run:
         return dry_run(args, task, recipe, world)
+    if args.test_every_validation and recipe["choose"] is None:
+        raise ValueError(f"--test-every-validation: {args.task} keeps its last weights; no validation chooses any")
     if args.world:
         raise ValueError("--world is for --dry-run; a run has as many processes as torchrun --nproc_per_node starts")
     config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
@@ -147,14 +154,14 @@ def train(args):
     groups = parameter_groups(model, recipe)
     parameters = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, lr=recipe["lr"], fused=device.type in ("cpu", "cuda"))
-    objective = Objective(task, model)
+    objective = Objective(turns, model)
     if world > 1:
         objective = DistributedDataParallel(objective, device_ids=[device] if device.type == "cuda" else None)
     if args.compile:
         objective = torch.compile(objective)
-    streams = [task.stream(1_000_000 + args.seed, recipe["batch"], device, rank * recipe["accumulate"] + i, shares)
-               for i in range(recipe["accumulate"])]
-    weight = torch.tensor(1 / recipe["accumulate"], device=device)              # of a share's loss in its process
+    streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], device, rank * len(turns) + i, shares)
+               for i, turn in enumerate(turns)]
+    weight = torch.tensor(1 / len(turns), device=device)                        # of a turn's loss
 
     # ---- from the beginning, or from the last checkpoint
     step, seconds, best = 0, 0.0, dict(score=None, step=0, since=0, weights=None, test=None)
@@ -187,9 +194,9 @@ def train(args):
             optimizer.zero_grad(set_to_none=True)
             losses = []
             for i, batch in enumerate(batches or map(next, streams)):
-                seed_dropout(device, (args.seed * 1_000_003 + step) * shares + rank * len(streams) + i)
-                with autocast, objective.no_sync() if world > 1 and i < len(streams) - 1 else nullcontext():
-                    loss = objective(batch)
+                seed_dropout(device, (args.seed * 1_000_003 + step) * shares + rank * len(turns) + i)
+                with autocast, objective.no_sync() if world > 1 and i < len(turns) - 1 else nullcontext():
+                    loss = objective(i, batch)
                 loss.backward(weight)
                 losses.append(loss.detach())
             norm = nn.utils.clip_grad_norm_(parameters, recipe["clip"] or math.inf)
@@ -205,8 +212,8 @@ def train(args):
                 with autocast:
                     scores = task.validate(model)
                     if args.test_every_validation:
-                        test = task.report(model, 20_000 + args.seed)
-                        scores.update({name: test[name] for name in test if name == f"test_{recipe['choose']}"})
+                        test, name = task.report(model, 20_000 + args.seed), recipe["choose"]
+                        scores[f"test_{name}"] = test[f"test_{name}" if f"test_{name}" in test else name]
                 model.train()
                 best = better(best, model, step, scores, recipe, device, world)
                 rows.append(dict(step=step, train_loss=loss, lr=optimizer.param_groups[-1]["lr"], **scores))
@@ -252,12 +259,12 @@ def train(args):
 class Objective(nn.Module):
     """The loss as a module: what DistributedDataParallel and torch.compile take hold of is a module's call."""
 
-    def __init__(self, task, model):
+    def __init__(self, turns, model):
         super().__init__()
-        self.task, self.model = task, model
+        self.turns, self.model = turns, model
 
-    def forward(self, batch):
-        return self.task.loss(self.model, batch)
+    def forward(self, turn, batch):
+        return self.turns[turn].loss(self.model, batch)
 
 
 def choose_device(name):
@@ -362,9 +369,9 @@ def stop_at_nonfinite(folder, rank, model, seed, step, loss, norm, groups, posit
     save(folder / "weights.pt", model.state_dict())
     where = next((f"; its gradient is first not finite in {name} (group {group['name']})" for group in groups
                   for name, p in zip(group["names"], group["params"]) if not p.grad.isfinite().all()), "")
-    data = "" if isinstance(position, torch.Tensor) else f", which ends at {position} of the data"
+    place = [x for x in tree_leaves(position) if isinstance(x, int)]            # epoch and index, where data has such
     raise FloatingPointError(f"step {step}: the loss is {loss}, the gradient norm {norm}{where}. The batch is number {step} "
-                             f"of seed {seed}{data}. The weights before this step are in {folder / 'weights.pt'}; a lower "
+                             f"of seed {seed}{f', ending at {place} of the data' * bool(place)}. The weights before this step are in {folder / 'weights.pt'}; a lower "
                              "--lr or a --clip may help")
 
 
@@ -495,57 +502,65 @@ def load(folder):
 # ------------------------------------------------------------------------------------------------ the cost, beforehand
 
 UTILISATION = 0.3                                               # of the peak; an assumption, not a measurement
-GPUS = {"one A100": 312e12, "one H100": 989e12, "four H100": 4 * 989e12}       # bf16 FLOP/s, dense
+GPUS = {"one A100": (312e12, 2.04e12), "one H100": (989e12, 3.35e12), "four H100": (4 * 989e12, 4 * 3.35e12)}
+# dense bf16 FLOP/s, bytes/s of memory
 
 
 class OneDevice(TorchDispatchMode):
     """Refuses what a GPU would: an operation on tensors of two devices. Numbers (0-dim tensors) may come from anywhere.
 
-    The meta device alone lets CPU tensors pass through products, embeddings and convolutions.
+    The meta device alone lets CPU tensors pass through products, embeddings and convolutions. Counts the bytes that
+    operations read and write.
     """
+    traffic = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        devices = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim()}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        devices = {x.device.type for x in tensors if x.dim()}
         if len(devices) > 1:
             raise ValueError(f"{func} mixes tensors of {' and '.join(sorted(devices))}: one of them was made without "
                              "device=, and would stop a run on a GPU")
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.traffic += sum(x.nbytes for x in tensors + tree_leaves(out) if isinstance(x, torch.Tensor))
+        return out
 
 
 def dry_run(args, task, recipe, world):
     """Forward and backward of the full size on the meta device: every shape, no number. Prints what a run would cost."""
+    shares = world * recipe["accumulate"]
     with torch.device("meta"):
-        model, batch = task.model(args.model), task.example(recipe["batch"] // world // recipe["accumulate"])
+        model, batch = task.model(args.model), task.example(recipe["batch"] // shares)
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor):
                 raise ValueError(f"{type(module).__name__}.{name} is a plain tensor, which model.to(device) would leave "
                                  "behind: register_buffer, please")
-    parameters = sum(p.numel() for p in model.parameters())
     own, kept = {p.untyped_storage()._cdata for p in model.parameters()}, {}
 
-    def pack(x):
+    def keep(x):
         kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
         return x
-    with OneDevice(), FlopCounterMode(display=False) as counter:
-        with saved_tensors_hooks(pack, lambda x: x):
+    with OneDevice() as device, FlopCounterMode(display=False) as counter:
+        with saved_tensors_hooks(keep, lambda x: x):
             loss = task.loss(model, batch)
         loss.backward()
-    r = dict(parameters=parameters, paper_parameters=task.paper_parameters,
-             flops=counter.get_total_flops() * world * recipe["accumulate"],
-             activations=sum(size for storage, size in kept.items() if storage not in own),
-             optimiser=16 * parameters,                         # weight, gradient and two moments, 4 bytes each
-             tokens=math.prod(batch[0].shape[:2]) * world * recipe["accumulate"])
-    r["days"] = {gpu: r["flops"] * recipe["steps"] / (rate * UTILISATION) / 86400 for gpu, rate in GPUS.items()}
-    paper = f", the paper's {task.paper_parameters:,.0f} ({parameters / task.paper_parameters - 1:+.1%})" if task.paper_parameters else ""
+    r = dict(parameters=sum(p.numel() for p in model.parameters()), tokens=math.prod(batch[0].shape[:2]) * shares,
+             flops=counter.get_total_flops() * shares, traffic=device.traffic * shares,
+             activations=sum(size for storage, size in kept.items() if storage not in own))
+    r["optimiser"] = 16 * r["parameters"]                       # weight, gradient and two moments, 4 bytes each
+    r["days"] = {gpu: [recipe["steps"] / 86400 * seconds for seconds in (r["flops"] / (flops * UTILISATION), r["traffic"] / memory)]
+                 for gpu, (flops, memory) in GPUS.items()}
+    paper = task.paper_parameters
     print(f"task         {args.task}, model {args.model}, recipe {args.recipe}: {recipe['steps']:,} steps\n"
-          f"parameters   {parameters:,}{paper}\n"
-          f"a step       batch {recipe['batch']}, {r['tokens']:,} tokens, {r['flops']:.3g} FLOPs in matrix products\n"
-          f"per GPU      {world} GPU{'s' * (world > 1)} × {recipe['accumulate']} turn{'s' * (recipe['accumulate'] > 1)}: "
-          f"{r['activations'] / 1e9:.2f} GB activations in float32 (less in bfloat16), "
-          f"{r['optimiser'] / 1e9:.2f} GB weights, gradients and AdamW")
-    for gpu, days in r["days"].items():
-        print(f"{gpu:12s} {days:.3g} days ({24 * days:.3g} hours) at {UTILISATION:.0%} of the bf16 peak")
+          f"parameters   {r['parameters']:,}" + (f", the paper's {paper:,.0f} ({r['parameters'] / paper - 1:+.1%})" if paper else ""))
+    print(f"a step       batch {recipe['batch']}, {r['tokens']:,} tokens, {r['flops']:.3g} FLOPs in matrix products\n"
+          f"a GPU        of {world}, {recipe['accumulate']} turn{'s' * (recipe['accumulate'] > 1)} a step: activations "
+          f"{r['activations'] / 1e9:.3g} GB in float32 (less in bfloat16), weights, gradients and AdamW {r['optimiser'] / 1e9:.3g} GB\n"
+          f"days         matrix products at {UTILISATION:.0%} of the bf16 peak; memory traffic, float32, nothing fused, full "
+          "bandwidth: the larger counts")
+    for gpu, (products, traffic) in r["days"].items():
+        print(f"  {gpu:10s} {products:.2g} ({24 * products:.2g} hours); {traffic:.2g} ({24 * traffic:.2g} hours)")
     return r
 
 
