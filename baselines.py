@@ -471,4 +471,4 @@ def recipe(name, model, task):
     lr = 2e-4 if (name, model) == ("paper", "griffin_lp") and task != "scalar_regression" else RATES[name]
     decay = 0.01 if (name, model) == ("paper", "mamba_lp") else 0.0                 # the one with AdamW
     budget = dict(steps=1500, batch=64) if name == "default" else {}                # that of figures.py
-    return dict(budget, lr=lr, recurrent_lr=lr, weight_decay=decay, sizes=dict(SIZES[model][name]))
+    return dict(budget, lr=lr, recurrent_lr=lr, weight_decay=decay, **SIZES[model][name])

@@ -147,6 +147,8 @@ def draw_run(folder):
     """The picture of one run: loss onto the gradient-descent line, predictions against it, weights beside theirs."""
     task, model, result = train.load(folder)
     result["folder"] = Path(folder)
+    if not hasattr(task, "constructed"):
+        return draw_curves(result)
     learned, aims = recovered(model, task.N), recovered(task.constructed(), task.N)
     panels = [key for key in ("Q", "q", "PsiTheta", "A") if key in learned and learned[key].numel() < 1e5]
     one_layer = "Q" in learned and len(learned["Q"]) == 1
@@ -177,6 +179,23 @@ def draw_run(folder):
             title = f"A {name}\n{M.mean():.3f} ± {M.std():.3f}" if key == "A" else f"{key.replace('PsiTheta', '$Ψ^TΘ$')} {name}"
             matrix(sub, M[0] if M.ndim == 3 else M, title, WINDOW if key in "Qq" else None)
     path = Path(folder) / "figure.png"
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
+def draw_curves(result):
+    """The picture of a run without a construction beside it: losses, and the number that chose the weights."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 2.9), layout="constrained")
+    for ax, columns in zip(axes, (("train_loss", "loss"), (result["choose"], f"test_{result['choose']}"))):
+        for column, color in zip(columns, (BLUE, ORANGE)):
+            with open(result["folder"] / "metrics.csv", newline="") as file:
+                points = [(int(row["step"]), float(row[column])) for row in csv.DictReader(file) if column in row]
+            if points:
+                ax.plot(*zip(*points), color=color, label=column.replace("_", " "))
+        ax.set(xlabel="optimiser step", title=f"{result['task']}, {result['model']}")
+        ax.legend()
+    path = result["folder"] / "figure.png"
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
     return path
@@ -457,7 +476,7 @@ def state(quick):
     W = torch.linalg.lstsq(batch.x[:1, :f + 1].double(), batch.y[:1, :f + 1].double()).solution[0].mT.float()
 
     def predictors(n):
-        short = Task(f, n, tasks=1_000)
+        short = Task(f=f, N=n, tasks=1_000)
         (beta,), (rule,) = (tune(family, [1.0], short) for family in (longhorn, delta_rule))
         return {"ridge 0.01": ridge(0.01), "Longhorn, β tuned": longhorn(beta), "delta rule, β tuned": delta_rule(rule)}
     every = [n for n in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100) if n <= N]

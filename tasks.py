@@ -33,24 +33,34 @@ class Batch(NamedTuple):
 
 _TUNED = {}                         # step sizes found by line search, which takes seconds: once a process
 
+SIZES = dict(f=10, n=10, k=3, layers=1, hidden=None, width=None, heads=None, scale=1.0, weight_scale=1.0, tasks=10_000,
+             calibrate=None)
+LOOP = dict(evaluate_every=100, dense_start=True, checkpoint_every=1000,        # gradient descent is found early
+            device="cpu", dtype="float32", threads=1)       # a step under a millisecond feeds no GPU, and no second core
+
 
 class Task:
     """Linear regression with vector targets; the other tasks say what differs."""
-    name, reference, layers = "nd_regression", "gradient descent", 1
+    name, reference, paper_parameters = "nd_regression", "gradient descent", None
     recipes = {
-        "default": dict(steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, weight_decay=0.0, warmup=100, clip=1.0),
-        "paper": dict(steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, weight_decay=0.0, warmup=3000, clip=0.0),
+        "default": dict(SIZES, **LOOP, steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, weight_decay=0.0, warmup=100,
+                        clip=1.0),
+        "paper": dict(SIZES, **LOOP, steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, weight_decay=0.0, warmup=3000,
+                      clip=0.0),
     }
 
-    def __init__(self, f=10, N=10, K=3, layers=None, hidden=None, scale=1.0, weight_scale=1.0, tasks=10_000,
-                 calibrate=None, sizes=None):
-        for name, value in (("f (input width)", f), ("N (examples in the prompt)", N), ("K (classes)", K)):
+    def __init__(self, recipe=None, data=None, **sizes):
+        """As a recipe says, and single sizes otherwise: Task(f=5, N=20). There is no data to read."""
+        for name in sizes:
+            known(f"size of {self.name}", name.lower(), SIZES)
+        r = {**self.recipes["default"], **(recipe or {}), **{name.lower(): size for name, size in sizes.items()}}
+        for name, value in (("f (input width)", r["f"]), ("N (examples in the prompt)", r["n"]), ("K (classes)", r["k"])):
             if value < 1:
                 raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
-        self.f, self.N, self.K, self.scale, self.weight_scale = f, N, K, scale, weight_scale
-        self.layers, self.hidden = layers or self.layers, hidden
-        self.sizes = sizes or {}                                                # of another sequence model
-        self.tasks, self.calibrate = tasks, calibrate                           # for evaluating, for tuning step sizes
+        self.f, self.N, self.K, self.layers, self.hidden = (r[name] for name in ("f", "n", "k", "layers", "hidden"))
+        self.sizes = {name: r[name] for name in ("layers", "width", "heads")}   # of another sequence model
+        self.scale, self.weight_scale = r["scale"], r["weight_scale"]
+        self.tasks, self.calibrate = r["tasks"], r["calibrate"]                 # for evaluating, for tuning step sizes
         self._eta = None
 
     # ---- data
@@ -73,8 +83,13 @@ class Task:
     def tokens(self, x, y):
         return interleave(x, y[:, :-1])                                         # (B, 2N+1, f)
 
-    def stream(self, seed, batch, device="cpu"):
-        return Stream(self, seed, batch, device)
+    def stream(self, seed, batch, device="cpu", rank=0, world=1):
+        return Stream(self, seed, batch, device, rank, world)
+
+    def example(self, batch):
+        """Shapes without numbers, on the default device."""
+        x, y = torch.empty(batch, self.N + 1, self.f), torch.empty(batch, self.N + 1, self.outputs)
+        return Batch(x, y, self.tokens(x, y))
 
     # ---- models
 
@@ -88,7 +103,9 @@ class Task:
         L, f = self.sample(1, torch.Generator()).s.shape[1:]
 
         def build(name, f, preset):
-            sizes = {**baselines.SIZES[preset]["default"], **self.sizes}
+            sizes = {**baselines.SIZES[preset]["default"], **{size: value for size, value in self.sizes.items() if value}}
+            if "heads" in sizes.keys() - baselines.SIZES[preset]["default"].keys():
+                raise ValueError(f"--heads: {name} has no heads")
             return baselines.make(name, f, self.outputs, sizes.pop("width"), **sizes)
         rows = {name: lambda name=name: build(name, f, name) for name in baselines.MODELS}
         if L == 2 * self.N + 1:                                                 # interleaved, so that it can be paired
@@ -100,20 +117,14 @@ class Task:
         return known(f"model for {self.name}", name, {**self.models(), **self.others()})()
 
     @classmethod
-    def recipe(cls, name, model, **sizes):
-        """The named recipe; for another sequence model with its own rates and sizes, of which some may be given."""
-        recipe = dict(known("recipe", name, cls.recipes))
-        known(f"model for {cls.name}", model, {**cls().models(), **cls().others()})
-        if model in baselines.SIZES:
-            recipe.update(baselines.recipe(name, model, cls.name))
-        for size, value in sizes.items():
-            if value is not None and value < 1:
-                raise ValueError(f"--{size} must be at least 1, got {value}")
-            if value is not None and size in recipe.get("sizes", ()):
-                recipe["sizes"][size] = value
-            elif value is not None and size != "layers":                        # those are also the steps of a task
-                raise ValueError(f"--{size}: {model} has no such size, only {', '.join(recipe.get('sizes', ['layers']))}")
-        return recipe
+    def adapt(cls, name, model):
+        """What the named recipe changes for another sequence model: its rates and sizes."""
+        if model not in baselines.SIZES:
+            return {}
+        changes = baselines.recipe(name, model, cls.name)
+        if cls.recipes[name]["layers"] > 1:                                     # the task's steps are the model's layers
+            del changes["layers"]
+        return changes
 
     def constructed(self):
         """The model whose weights are set, not trained, to be one step of gradient descent."""
@@ -198,11 +209,13 @@ class Task:
 class Stream:
     """Endless fresh batches from one seed; position() and seek() make a stopped run go on with the same data."""
 
-    def __init__(self, task, seed, batch, device):
+    def __init__(self, task, seed, batch, device, rank, world):
         self.task, self.batch, self.generator = task, batch, torch.Generator(device).manual_seed(seed)
+        self.share = slice(rank * batch // world, (rank + 1) * batch // world)
 
     def __next__(self):
-        return self.task.sample(self.batch, self.generator)
+        """This rank's share of the batch that all of them draw."""
+        return Batch(*(x[self.share] for x in self.task.sample(self.batch, self.generator)))
 
     def position(self):
         return self.generator.get_state()
@@ -233,8 +246,9 @@ class ScalarRegression(Task):
 
 
 class MultistepRegression(Task):
-    name, layers = "multistep_regression", 2
-    recipes = {"default": dict(Task.recipes["default"], steps=4000), "paper": dict(Task.recipes["paper"], calibrate=1000)}
+    name = "multistep_regression"
+    recipes = {"default": dict(Task.recipes["default"], steps=4000, layers=2),
+               "paper": dict(Task.recipes["paper"], layers=2, calibrate=1000)}
 
     def models(self):
         return {"gril": lambda: MultistepGRIL(self.f, self.layers),

@@ -1,10 +1,6 @@
-"""Samplers against their definitions, learners against autograd, training against its bounds, the command line as typed."""
-import csv
+"""Samplers against their definitions, learners against autograd, training against its bounds."""
 import itertools
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +12,6 @@ import train
 from tasks import (TASKS, Task, as_learner, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
                    newton, ridge, sensitivity, zero)
 from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
-
-HERE = Path(__file__).parent
 
 
 def draw(task, B=4, seed=0):
@@ -133,7 +127,7 @@ def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
 
 
 def monte_carlo(f, N, tasks):
-    task = Task(f, N)
+    task = Task(f=f, N=N)
     eta, loss = task.optimal()
     score = evaluate(task, {"gd": as_learner(gradient_descent([eta])), "zero": as_learner(zero)}, tasks, seed=1, sensitivities=2)
     return score["gd"]["loss"] / loss, score["zero"]["loss"] / (f / 24)
@@ -153,7 +147,7 @@ def test_closed_form_against_a_million_tasks():
 
 def test_the_line_search_finds_the_closed_form():
     for f, N in ((10, 10), (5, 20)):
-        task = Task(f, N)
+        task = Task(f=f, N=N)
         (eta,) = task.tuned(1)
         assert abs(eta / closed_form(f, N)[0] - 1) < 0.02
     assert abs(closed_form(10, 10)[0] - 6.0606) < 1e-3 and abs(closed_form(10, 10)[1] - 0.20623) < 1e-5
@@ -283,100 +277,10 @@ def test_other_sizes_become_gradient_descent(tmp_path, task, f, N):
     assert result.get("q_distance", 0) < 0.03
 
 
-def without_clock(folder):
-    result = json.loads((folder / "result.json").read_text())
-    return {k: v for k, v in result.items() if k != "seconds"}
-
-
-def test_same_seed_same_bits(tmp_path):
-    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-        train.main(["--task", "nd_regression", "--steps", "60", "--tasks", "300", "--seed", seed, "--quiet", "--out", str(tmp_path / name)])
-    assert without_clock(tmp_path / "a") == without_clock(tmp_path / "b")
-    assert (tmp_path / "a/metrics.csv").read_text() == (tmp_path / "b/metrics.csv").read_text()
-    a, b, c = (torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in "abc")
-    assert all(torch.equal(a[key], b[key]) for key in a) and not torch.equal(a["Q"], c["Q"])
-
-
-def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "CHECKPOINT_EVERY", 40)
-    command = ["--task", "nd_regression", "--steps", "150", "--tasks", "300", "--quiet", "--out"]
-    train.main([*command, str(tmp_path / "whole")])
-    calls, loss = itertools.count(), Task.loss
-
-    def interrupted(self, model, batch):
-        if next(calls) == 110:
-            raise KeyboardInterrupt
-        return loss(self, model, batch)
-    monkeypatch.setattr(Task, "loss", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train.main([*command, str(tmp_path / "cut")])
-    assert not (tmp_path / "cut/result.json").exists()
-    train.main([*command, str(tmp_path / "cut"), "--resume"])
-    assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")
-    assert (tmp_path / "cut/metrics.csv").read_text() == (tmp_path / "whole/metrics.csv").read_text()
-    with pytest.raises(SystemExit, match="steps: 150 there, 160 here"):
-        train.main(["--task", "nd_regression", "--steps", "160", "--tasks", "300", "--quiet", "--resume", "--out", str(tmp_path / "cut")])
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_good_weights(tmp_path, monkeypatch):
-    calls, loss = itertools.count(), Task.loss
-    monkeypatch.setattr(Task, "loss", lambda self, model, batch: loss(self, model, batch) * (float("nan") if next(calls) == 7 else 1))
-    with pytest.raises(SystemExit, match=r"step 7: the loss is nan.*first not finite in A \(group recurrent\).*weights\.pt"):
-        train.main(["--task", "nd_regression", "--steps", "50", "--quiet", "--out", str(tmp_path / "run")])
-    weights = torch.load(tmp_path / "run/weights.pt", weights_only=True)
-    assert all(w.isfinite().all() for w in weights.values()) and not (tmp_path / "run/result.json").exists()
-
-
-# --------------------------------------------------------------------------------------- the command line, as typed
-
-def typed(tmp_path, *words):
-    return subprocess.run([sys.executable, HERE / "train.py", *words], cwd=tmp_path, capture_output=True, text=True)
-
-
-def test_the_front_door(tmp_path):
-    """Twice the same command: two folders, a table, a figure, and the same numbers."""
-    command = ("--task", "nd_regression", "--steps", "20", "--tasks", "200")
-    first, second = typed(tmp_path, *command), typed(tmp_path, *command)
-    assert first.returncode == second.returncode == 0, first.stderr
-    for text in ("recurrent    100 parameters", "other         13 parameters", "device    cpu", "constructed GRIL",
-                 "zero predictor", "closed form", "largest distance from the construction", "figure.png"):
-        assert text in first.stdout
-    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
-    assert folders == ["nd_regression-gril-f10-n10-seed0", "nd_regression-gril-f10-n10-seed0-2"]
-    for folder in folders:
-        names = {path.name for path in (tmp_path / "runs" / folder).iterdir()}
-        assert names == {"config.json", "metrics.csv", "result.json", "weights.pt", "last.pt", "figure.png"}
-    rows = list(csv.DictReader(open(tmp_path / "runs" / folders[0] / "metrics.csv")))
-    assert [int(row["step"]) for row in rows] == [1, 2, 5, 10, 20]
-    task, model, result = train.load(tmp_path / "runs" / folders[0])
-    assert task.report(model, 20_000)["loss"] == result["loss"]
-
-
-@pytest.mark.parametrize("words, answer", (
-    (("--task", "nd_regresion"), "did you mean nd_regression?"),
-    (("--task", "nd_regresion"), "There are: scalar_regression, nd_regression, multistep"),
-    (("--task", "nd_regression", "--model", "s6"), "There are: gril, no_window"),
-    (("--task", "nd_regression", "--recipe", "quick"), "There are: default, paper"),
-    (("--task", "nd_regression", "--f", "0"), "f (input width) must be at least 1, got 0"),
-    (("--task", "nd_regression", "--n", "0"), "N (examples in the prompt) must be at least 1, got 0"),
-    (("--task", "nd_regression", "--steps", "0"), "--steps must be at least 1, got 0"),
-    (("--task", "nd_regression", "--resume"), "--resume needs --out"),
-    (("--task", "nd_regression", "--out", "old"), "already holds a run: choose another --out, --resume"),
-))
-def test_mistakes_are_answered(tmp_path, monkeypatch, words, answer):
-    monkeypatch.chdir(tmp_path)
-    Path("old").mkdir()
-    Path("old/config.json").write_text("{}")
-    with pytest.raises(SystemExit) as stop:
-        train.main([*words, "--quiet"])
-    assert answer in str(stop.value) and "Traceback" not in str(stop.value)
-    assert not Path("runs").exists()
-
-
 def test_paper_recipes():
     recipes = {name: task.recipes["paper"] for name, task in TASKS.items()}
-    assert recipes["scalar_regression"] == dict(steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, weight_decay=0.05,
-                                                warmup=3000, clip=0.0, hidden=20)
+    assert recipes["scalar_regression"] == dict(tasks.SIZES, **tasks.LOOP, steps=300_000, batch=64, lr=2e-4, warmup=3000,
+                                                recurrent_lr=1e-4, weight_decay=0.05, clip=0.0) | dict(hidden=20)
     assert recipes["nd_regression"]["recurrent_lr"] * 2 == recipes["nd_regression"]["lr"] == 2e-4
     assert (recipes["binary_classification"]["lr"], recipes["binary_classification"]["weight_decay"]) == (1.23e-4, 5.17e-3)
     assert (recipes["softmax_classification"]["lr"], recipes["softmax_classification"]["weight_decay"]) == (1.56e-4, 8.45e-5)

@@ -6,138 +6,255 @@
     python train.py --task nd_regression --model mamba      another sequence model (--width, --layers, --heads)
     python train.py --task nd_regression --recipe paper     the paper's optimiser and its 300,000 steps
 
-The loop knows nothing of regression. A task gives it: recipes (presets), model(name), stream(seed, batch, device) of
-batches whose position can be saved, loss(model, batch), validate(model), and report(model) for the end.
-A run's folder holds config.json, metrics.csv, result.json, weights.pt, figure.png, and last.pt to go on from.
+The loop knows nothing of regression. A task gives it: recipes (presets), model(name), stream(seed, batch, device, rank,
+world) of batches whose position can be saved, example(batch) of their shapes, loss(model, batch), validate(model),
+report(model, seed) for the end and table(result) to print. What a task does not say is in DEFAULTS.
+
+Several GPUs: torchrun --nproc_per_node 4 train.py …; a batch is that of all processes together. Dropout draws from
+(seed, step, share of the batch) alone, so there is no random state to save, and two shares are the same whether two GPUs
+take them or one after the other (--accumulate 2).
+
+A run's folder holds config.json, metrics.csv, result.json, figure.png, last.pt to go on from, previous.pt until the run
+is over, and the weights that result.json speaks of: best.pt where validation chooses them, else weights.pt.
 """
 import argparse
 import csv
+import errno
+import hashlib
+import io
 import json
 import math
 import os
+import shlex
+import signal
 import sys
+import threading
 import time
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from gril import known
-from tasks import TASKS
+from lm import LM
+from lra import LRA
+from tasks import TASKS as IN_CONTEXT
 
-CHECKPOINT_EVERY = 1000
+TASKS = {**IN_CONTEXT, **LRA, **LM}
+DEFAULTS = dict(evaluate_every=1000, dense_start=False, checkpoint_every=1000, patience=0, choose=None, higher=True,
+                device="auto", dtype="auto", threads=0, accumulate=1)
+MACHINE = ("device", "threads", "accumulate", "checkpoint_every")       # a resumed run may change these
+DENSE = (1, 2, 5, 10, 20, 50)                                           # validations at a dense start
+DEVICES = dict.fromkeys(("auto", "cpu", "cuda", "mps"))
+DTYPES = {"auto": None, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}    # of the weights
 
-
-def is_logged(step):
-    return step % 100 == 0 or step in (1, 2, 5, 10, 20, 50)     # dense at first: gradient descent is found early
+HELP = dict(
+    steps="optimiser steps", batch="examples a step, of all GPUs together", lr="peak learning rate",
+    recurrent_lr="peak learning rate of the recurrent parameters", weight_decay="of the other parameters",
+    warmup="steps of linear warm-up before the cosine", clip="largest gradient norm, 0 for no limit",
+    evaluate_every="steps between validations", checkpoint_every="steps between checkpoints (last.pt)",
+    patience="stop after so many validations without improvement, 0 for never",
+    device="auto, cpu, cuda or mps; auto is the best there is", threads="CPU threads, 0 for all cores",
+    dtype="auto, bfloat16 (autocast), float32 or float64; auto is bfloat16 on CUDA, else float32",
+    accumulate="take the batch in so many turns, for fewer GPUs or less memory",
+    width="of another sequence model than gril", heads="of a model with attention",
+    f="input width", n="examples in the prompt", k="classes", hidden="state size of scalar_regression",
+    layers="layers, or gradient steps in context", scale="scale of the inputs", weight_scale="scale of the true weights",
+    tasks="fresh tasks of the final evaluation", calibrate="optimiser steps that tune gradient descent's step size",
+    H="width of the model", P="state size", J="blocks of the state", inner="width inside a feed-forward layer",
+    dropout="share of activations dropped in training", length="longest sequence", gate="real or complex",
+    r_min="smallest |gate| at the start", r_max="largest |gate| at the start", tokenizer="gpt2 or bytes",
+    stateful="carry the state from block to block", evaluate_rows="rows of a validation, 0 for all",
+    validate_tokens="tokens of a validation, 0 for all")
 
 
 def arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog="Options without a value here take "
-                                     "it from the task's recipe.", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], usage="python train.py --task TASK [options]",
+        epilog="Numbers not given are the recipe's; a run prints them.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=80))
     add = parser.add_argument
     add("--task", required=True, help=", ".join(TASKS))
-    add("--model", default="gril", help="gril, a variant of the task, or another sequence model (an unknown "
-        "one lists them)")
-    add("--recipe", default="default", help="default, or paper: the paper's optimiser, rates and steps")
-    add("--f", type=int, default=10, help="input width (default 10)")
-    add("--n", type=int, default=10, help="examples in the prompt (default 10)")
-    add("--k", type=int, default=3, help="classes (default 3)")
-    add("--layers", type=int, help="of the model; gradient steps, for multistep_regression and nonlinear_regression")
-    add("--width", type=int, help="of another sequence model than gril")
-    add("--heads", type=int, help="of a model with attention")
-    add("--scale", type=float, default=1.0, help="scale of the inputs (default 1)")
-    add("--steps", type=int, help="optimiser steps")
-    add("--batch", type=int, help="tasks per step")
-    add("--lr", type=float, help="peak learning rate")
-    add("--recurrent-lr", type=float, help="peak learning rate of the recurrent parameters")
-    add("--weight-decay", type=float, help="of the other parameters")
-    add("--warmup", type=int, help="steps of linear warm-up before the cosine")
-    add("--clip", type=float, help="largest gradient norm, 0 for no limit")
-    add("--hidden", type=int, help="state size of scalar_regression")
+    add("--model", default="gril", help="gril, a variant of the task, or another sequence model (an unknown one lists them)")
+    add("--recipe", "--size", help="one of the task's presets, such as paper (default: its first)")
     add("--seed", type=int, default=0, help="fixes weights and data (default 0)")
-    add("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"))
-    add("--threads", type=int, default=1, help="CPU threads (default 1: these models are too small for more)")
-    add("--tasks", type=int, default=10_000, help="fresh tasks of the final evaluation (default 10,000)")
-    add("--out", type=Path, help="run folder (default: a new one under runs/)")
+    add("--data", type=Path, help="data folder (default: $GRIL_DATA, or data)")
+    add("--out", type=Path, help="run folder (default: a new one under runs)")
     add("--force", action="store_true", help="overwrite the run in --out")
     add("--resume", action="store_true", help="go on from the last checkpoint in --out")
     add("--quiet", action="store_true", help="no progress bar, table or figure")
-    return parser.parse_args(argv)
+    add("--compile", action="store_true", help="torch.compile: minutes at first, then faster")
+    add("--test-every-validation", action="store_true", help="also test at each validation, to give the best test score "
+        "over the run as the paper does; costs a pass over the test set each time")
+    add("--dry-run", action="store_true", help="cost of the run, without data or GPU: parameters, FLOPs, memory, days")
+    add("--world", type=int, help="GPUs, for --dry-run (default 1)")
+    group, names = parser.add_argument_group("numbers of the recipe"), []
+    recipes = [DEFAULTS] + [recipe for task in TASKS.values() for recipe in task.recipes.values()]
+    for name in sorted({name for recipe in recipes for name in recipe} - {"choose", "higher", "dense_start"},
+                       key=lambda name: [*HELP, name].index(name)):
+        kinds = {type(recipe[name]) for recipe in recipes if recipe.get(name) is not None}
+        kind = float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else str
+        how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind, metavar=kind.__name__.upper())
+        group.add_argument(f"--{name.replace('_', '-')}", help=HELP.get(name), **how)
+        names.append(name)
+    args = parser.parse_args(argv)
+    args.overrides = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    args.command = list(sys.argv[1:] if argv is None else argv)
+    return args
 
 
 def train(args):
     """Train as the arguments say; the run's result, as in result.json."""
-    # ---- task, recipe, folder
+    # ---- task and recipe
     Task = known("task", args.task, TASKS)
-    recipe = Task.recipe(args.recipe, args.model, width=args.width, heads=args.heads, layers=args.layers)
-    for name in ("steps", "batch", "lr", "recurrent_lr", "weight_decay", "warmup", "clip", "hidden"):
-        if getattr(args, name) is not None:
-            recipe[name] = getattr(args, name)
-    for name in ("steps", "batch"):
+    args.recipe = args.recipe or next(iter(Task.recipes))
+    recipe = {**DEFAULTS, **known("recipe", args.recipe, Task.recipes)}
+    if hasattr(Task, "adapt"):
+        recipe.update(Task.adapt(args.recipe, args.model))                      # another model, other rates
+    for name, value in args.overrides.items():
+        known(f"number in the recipe of {args.task},", name, recipe)
+        recipe[name] = value
+    for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every"):
         if recipe[name] < 1:
-            raise ValueError(f"--{name} must be at least 1, got {recipe[name]}")
-    task = Task(f=args.f, N=args.n, K=args.k, layers=args.layers, hidden=recipe.get("hidden"), scale=args.scale,
-                tasks=args.tasks, calibrate=recipe.get("calibrate"), sizes=recipe.get("sizes"))
-    torch.set_num_threads(args.threads)
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {recipe[name]}")
+    known("device", recipe["device"], DEVICES), known("dtype", recipe["dtype"], DTYPES)
+    rank, world = int(os.environ.get("RANK", 0)), args.world or int(os.environ.get("WORLD_SIZE", 1))
+    shares = world * recipe["accumulate"]
+    if recipe["batch"] % shares:
+        raise ValueError(f"a batch of {recipe['batch']} is not divisible by {shares} (processes × --accumulate)")
+    turns = [Task(recipe, data=args.data) for _ in range(recipe["accumulate"])]      # each may carry a state of its own
+    task = turns[0]
+    if args.dry_run:
+        return dry_run(args, task, recipe, world)
+    if args.test_every_validation and recipe["choose"] is None:
+        raise ValueError(f"--test-every-validation: {args.task} keeps its last weights; no validation chooses any")
+    if args.world:
+        raise ValueError("--world is for --dry-run; a run has as many processes as torchrun --nproc_per_node starts")
+    config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
+                  test_every_validation=args.test_every_validation, **recipe)
+
+    # ---- device, processes
+    device = choose_device(recipe["device"])
+    dtype = recipe["dtype"] if recipe["dtype"] != "auto" else "bfloat16" if device.type == "cuda" else "float32"
+    threads = recipe["threads"] or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(DTYPES[dtype])
+    torch.set_float32_matmul_precision("high" if dtype == "bfloat16" and device.type == "cuda" else "highest")     # TF32
+    autocast = torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10))
+
+    # ---- model, optimiser, data
     torch.manual_seed(args.seed)
-    device = choose_device(args.device)
     model = task.model(args.model).to(device)
-    config = dict(task=args.task, model=args.model, recipe=args.recipe, f=args.f, n=args.n, k=args.k,
-                  layers=task.layers, scale=args.scale, seed=args.seed, tasks=args.tasks, **recipe)
-    folder = run_folder(args, config)
-
-    # ---- optimiser
+    folder = run_folder(args, config) if rank == 0 else args.out
     groups = parameter_groups(model, recipe)
-    optimizer = torch.optim.AdamW(groups, lr=recipe["lr"], fused=device.type in ("cpu", "cuda"))
     parameters = [p for group in groups for p in group["params"]]
-    stream = task.stream(1_000_000 + args.seed, recipe["batch"], device)
-    step, seconds = 0, 0.0
-    if args.resume and (folder / "last.pt").exists():
-        step, seconds = resume(folder, config, model, optimizer, stream)
-    elif args.resume:
-        print(f"{folder} has no checkpoint yet; starting from the beginning", file=sys.stderr)
+    optimizer = torch.optim.AdamW(groups, lr=recipe["lr"], fused=device.type in ("cpu", "cuda"))
+    objective = Objective(turns, model)
+    if world > 1:
+        objective = DistributedDataParallel(objective, device_ids=[device] if device.type == "cuda" else None)
+    if args.compile:
+        objective = torch.compile(objective)
+    streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], device, rank * len(turns) + i, shares)
+               for i, turn in enumerate(turns)]
+    weight = torch.tensor(1 / len(turns), device=device)                        # of a turn's loss
 
-    if not args.quiet:
-        print(f"task      {args.task}: f = {task.f}, N = {task.N}, {recipe['batch']} fresh prompts a step\n"
-              f"device    {device}, {torch.float32}, {args.threads} thread{'s' * (args.threads > 1)}, seed {args.seed}")
+    # ---- from the beginning, or from the last checkpoint
+    step, seconds, best = 0, 0.0, dict(score=None, step=0, since=0, weights=None, test=None)
+    if args.resume and (state := read_checkpoint(folder, config, rank, world)):
+        step, seconds, best = state["step"], state["seconds"], state["best"]
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        for stream in streams:
+            stream.seek(state["stream"])
+        del state                                                               # a day long, it would be memory lost
+    if rank == 0 and not args.quiet:
+        print(f"task      {args.task}, recipe {args.recipe}: {', '.join(f'{k} {v}' for k, v in recipe.items() if v is not None)}")
+        print(f"device    {device}, {dtype}, {threads} thread{'s' * (threads > 1)}, {world} process{'es' * (world > 1)}, "
+              f"seed {args.seed}")
         for group in groups:
+            names = group["names"][:6] + ["…"] * (len(group["names"]) > 6)
             print(f"{group['name']:9s} {sum(p.numel() for p in group['params']):6,d} parameters, "
-                  f"lr {group['lr']:g}, weight decay {group['weight_decay']:g}: {', '.join(group['names'][:8])}"
-                  + f", … {len(group['names']) - 8} more" * (len(group["names"]) > 8))
+                  f"lr {group['peak']:g}, weight decay {group['weight_decay']:g}: {', '.join(names)}")
         print(f"folder    {folder}")
 
     # ---- the loop
-    rows, start = [], time.perf_counter() - seconds
-    with tqdm(total=recipe["steps"], initial=step, disable=args.quiet, unit="step", ncols=100) as bar:
-        while step < recipe["steps"]:
+    def finished():
+        return step == recipe["steps"] or 0 < recipe["patience"] <= best["since"]
+    rows, batches, best_saved, stop, start = [], None, None, False, time.perf_counter() - seconds
+    with (catch_signals(rank) as signals,
+          tqdm(total=recipe["steps"], initial=step, disable=args.quiet or rank > 0, unit="step", ncols=100) as bar):
+        while not (finished() or stop):
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * schedule(step, recipe["warmup"], recipe["steps"])
-            loss = task.loss(model, next(stream))
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(parameters, recipe["clip"] or math.inf)
-            loss, norm = torch.stack([loss.detach(), norm]).tolist()
+            losses = []
+            for i, batch in enumerate(batches or map(next, streams)):
+                seed_dropout(device, (args.seed * 1_000_003 + step) * shares + rank * len(turns) + i)
+                with autocast, objective.no_sync() if world > 1 and i < len(turns) - 1 else nullcontext():
+                    loss = objective(i, batch)
+                loss.backward(weight)
+                losses.append(loss.detach())
+            norm = nn.utils.clip_grad_norm_(parameters, recipe["clip"] or math.inf)
+            position, batches = streams[0].position(), [next(stream) for stream in streams]     # while a GPU still works
+            loss, norm, stop = agree(losses, norm, signals, world)              # here alone the CPU waits for it
             if not math.isfinite(loss + norm):
-                stop_at_nonfinite(folder, model, step, loss, norm, groups)
+                stop_at_nonfinite(folder, rank, model, args.seed, step, loss, norm, groups, position)
             optimizer.step()
             step += 1
-            if is_logged(step) or step == recipe["steps"]:
-                scores = task.validate(model)
+            bar.update()
+            if step % recipe["evaluate_every"] == 0 or step == recipe["steps"] or recipe["dense_start"] and step in DENSE:
+                model.eval()
+                with autocast:
+                    scores = task.validate(model)
+                    if args.test_every_validation:
+                        test, name = task.report(model, 20_000 + args.seed), recipe["choose"]
+                        scores[f"test_{name}"] = test[f"test_{name}" if f"test_{name}" in test else name]
+                model.train()
+                best = better(best, model, step, scores, recipe, device, world)
                 rows.append(dict(step=step, train_loss=loss, lr=optimizer.param_groups[-1]["lr"], **scores))
-                bar.set_postfix_str(f"loss {scores['loss']:.4f}, {task.reference} {scores['gd_loss']:.4f}")
-                bar.update(step - bar.n)
-            if step % CHECKPOINT_EVERY == 0 or step == recipe["steps"]:
-                write_metrics(folder / "metrics.csv", rows)
+                bar.set_postfix_str(", ".join(f"{name} {scores[name]:.4g}" for name in ("loss", "gd_loss", recipe["choose"])
+                                              if name in scores))
+            if step % recipe["checkpoint_every"] == 0 or finished() or stop:
+                if rank == 0:
+                    write_metrics(folder / "metrics.csv", rows)
+                    if best["step"] and best["step"] != best_saved:
+                        save(folder / "best.pt", best["weights"])
+                        best_saved = best["step"]
+                    save(folder / "last.pt", dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step,
+                                                  stream=position, seconds=time.perf_counter() - start, best=best,
+                                                  config=config), keep=folder / "previous.pt")
                 rows.clear()
-                save(folder / "last.pt", dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                                              stream=stream.position(), seconds=time.perf_counter() - start,
-                                              config=config))
+    if signals or stop:
+        say_how_to_go_on(args, folder, step, rank)
+        sys.exit(128 + (signals or [signal.SIGTERM])[0])
+    if rank > 0:
+        return None
 
     # ---- the report
-    result = dict(config, seconds=round(time.perf_counter() - start, 3), **task.report(model, 20_000 + args.seed))
-    save(folder / "weights.pt", model.state_dict())
-    write_text(folder / "result.json", json.dumps(result, indent=1))
+    if best["weights"] is not None:
+        model.load_state_dict(best["weights"])
+    model.eval()
+    with autocast:
+        result = dict(config, seconds=round(time.perf_counter() - start, 3), **task.report(model, 20_000 + args.seed))
+    if best["weights"] is None:
+        save(folder / "weights.pt", model.state_dict())
+    else:
+        result.update({"best_step": best["step"], f"validation_{recipe['choose']}": best["score"]})
+    if best["test"] is not None:
+        result[f"best_test_{recipe['choose']}"] = best["test"]                  # of all validations, as the paper reports it
+    write(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+    (folder / "previous.pt").unlink(missing_ok=True)
     if not args.quiet:
         import figures                                          # here, because figures trains too
         print("\n" + task.table(result))
@@ -145,13 +262,27 @@ def train(args):
     return result
 
 
+class Objective(nn.Module):
+    """The loss as a module: what DistributedDataParallel and torch.compile take hold of is a module's call."""
+
+    def __init__(self, turns, model):
+        super().__init__()
+        self.turns, self.model = turns, model
+
+    def forward(self, turn, batch):
+        return self.turns[turn].loss(self.model, batch)
+
+
 def choose_device(name):
-    """auto is the CPU: an in-context step of a millisecond is too small to feed a GPU."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: this machine (or this build of torch) has no CUDA device")
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("--device mps: this machine (or this build of torch) has no MPS device")
-    return torch.device("cpu" if name == "auto" else name)
+    for kind, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
+        if name == kind and not there:
+            raise ValueError(f"--device {kind}: this machine (or this build of torch) has no {kind.upper()} device")
+        if name in ("auto", kind) and there:
+            device = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
+            if kind == "cuda":
+                torch.cuda.set_device(device)
+            return device
+    return torch.device("cpu")
 
 
 def parameter_groups(model, recipe):
@@ -172,13 +303,82 @@ def schedule(step, warmup, steps):
     return min((step + 1) / max(warmup, 1), 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def stop_at_nonfinite(folder, model, step, loss, norm, groups):
+def seed_dropout(device, seed):
+    """The device's own generator only: torch.manual_seed visits them all, which takes longer than an in-context step."""
+    generators = {"cuda": torch.cuda, "mps": torch.mps}
+    generators.get(device.type, torch.default_generator).manual_seed(seed % 2 ** 63)
+
+
+def agree(losses, norm, signals, world):
+    """Loss and gradient norm over all processes, and whether one of them was told to stop: one small tensor a step."""
+    values = torch.stack([*losses, norm])
+    if world > 1:
+        values = torch.cat([values, values.new_tensor([float(bool(signals))])])
+        dist.all_reduce(values)
+        *losses, norm, asked = (values / world).tolist()
+    else:
+        *losses, norm, asked = *values.tolist(), bool(signals)
+    return sum(losses) / len(losses), norm, asked > 0
+
+
+def better(best, model, step, scores, recipe, device, world):
+    """The best validation so far with its weights, and the best test score seen, which chooses nothing."""
+    choose, sign = recipe["choose"], 1 if recipe["higher"] else -1
+    if choose is None:                                                          # the last weights are the run's
+        return best
+    score, test = scores[choose], scores.get(f"test_{choose}")
+    if world > 1:                                                               # rank 0's, so that all stop together
+        shared = torch.tensor([score], dtype=torch.float64, device=device)
+        dist.broadcast(shared, 0)
+        score = shared.item()
+    if test is not None and (best["test"] is None or sign * test > sign * best["test"]):
+        best = dict(best, test=test)
+    if math.isfinite(score) and (best["score"] is None or sign * score > sign * best["score"]):
+        weights = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
+        return dict(best, score=score, step=step, since=0, weights=weights)
+    return dict(best, since=best["since"] + 1)
+
+
+# ---------------------------------------------------------------------------------------------- when something happens
+
+@contextmanager
+def catch_signals(rank):
+    """The first SIGTERM or Ctrl-C is noted, for the loop to stop after its step; the second one acts at once."""
+    caught, before = [], {}
+
+    def note(number, frame):
+        caught.append(number)
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
+        if rank == 0:
+            os.write(2, b"\nstopping after this step; once more to leave at once\n")      # print may be busy already
+    if threading.current_thread() is threading.main_thread():                   # elsewhere Python allows no handler
+        before.update({number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)})
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def say_how_to_go_on(args, folder, step, rank):
+    words = [word for word in args.command if word not in ("--force", "--resume")]
+    words += ([] if args.out else ["--out", str(folder)]) + ["--resume"]
+    if rank == 0:
+        print(f"stopped after step {step:,}; go on with\n  python train.py {shlex.join(words)}", file=sys.stderr)
+
+
+def stop_at_nonfinite(folder, rank, model, seed, step, loss, norm, groups, position):
     """Before the step is taken, so that the weights in memory are the last good ones."""
+    if rank > 0:
+        sys.exit(1)
     save(folder / "weights.pt", model.state_dict())
     where = next((f"; its gradient is first not finite in {name} (group {group['name']})" for group in groups
                   for name, p in zip(group["names"], group["params"]) if not p.grad.isfinite().all()), "")
-    raise FloatingPointError(f"step {step}: the loss is {loss}, the gradient norm {norm}{where}. The weights before this "
-                             f"step are in {folder / 'weights.pt'}; a lower --lr or a --clip may help")
+    place = [x for x in tree_leaves(position) if isinstance(x, int)]            # epoch and index, where data has such
+    raise FloatingPointError(f"step {step}: the loss is {loss}, the gradient norm {norm}{where}. The batch is number {step} "
+                             f"of seed {seed}{f', ending at {place} of the data' * bool(place)}. The weights before this step are in {folder / 'weights.pt'}; a lower "
+                             "--lr or a --clip may help")
 
 
 # -------------------------------------------------------------------------------------------------- files of a run
@@ -188,7 +388,8 @@ def run_folder(args, config):
     if args.out is None:
         if args.resume:
             raise ValueError("--resume needs --out, the folder of the run to go on with")
-        name = f"{args.task}-{args.model}-f{args.f}-n{args.n}-seed{args.seed}"
+        size = f"f{config['f']}-n{config['n']}" if "f" in config else args.recipe
+        name = f"{args.task}-{args.model}-{size}-seed{args.seed}"
         numbers = (name if i == 1 else f"{name}-{i}" for i in range(1, sys.maxsize))
         folder = next(path for path in (Path("runs") / name for name in numbers) if not path.exists())
     else:
@@ -197,57 +398,106 @@ def run_folder(args, config):
             raise ValueError(f"{folder} already holds a run: choose another --out, --resume to go on with it, or --force "
                              "to overwrite it")
     folder.mkdir(parents=True, exist_ok=True)
-    if not (args.resume and (folder / "last.pt").exists()):
-        for name in ("metrics.csv", "last.pt", "weights.pt", "result.json", "figure.png"):
+    if not (args.resume and any((folder / name).exists() for name in ("last.pt", "previous.pt"))):
+        for name in ("metrics.csv", "last.pt", "previous.pt", "best.pt", "weights.pt", "result.json", "figure.png"):
             (folder / name).unlink(missing_ok=True)
-        write_text(folder / "config.json", json.dumps(config, indent=1))
+        write(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
     return folder
 
 
-def write_text(path, text):
-    """Whole or not at all: written beside, then renamed."""
+def write(path, *parts, keep=None):
+    """Whole or not at all: written beside, forced to the disk, then renamed; what was there becomes `keep`."""
     beside = path.with_name(path.name + ".part")
-    beside.write_text(text + "\n")
-    os.replace(beside, path)
-
-
-def save(path, state):
-    beside = path.with_name(path.name + ".part")
-    torch.save(state, beside)
+    try:
+        with open(beside, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    if keep and path.exists():
+        os.replace(path, keep)
     os.replace(beside, path)
 
 
 def write_metrics(path, rows):
-    new = not path.exists()
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
+    if rows:
+        new = not path.exists()
+        with open(path, "a", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerows(rows)
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def resume(folder, config, model, optimizer, stream):
-    """Everything as it was at the checkpoint; metrics.csv cut back to its step."""
-    state = torch.load(folder / "last.pt", weights_only=True)
-    differs = [f"{k}: {state['config'].get(k)} there, {v} here" for k, v in config.items() if state["config"].get(k) != v]
+def save(path, state, keep=None):
+    """A .pt file and its SHA-256 behind it; torch.load reads over that."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest(), keep=keep)
+
+
+def read(path):
+    """What save wrote, or a ValueError that names the file. Nothing in it is ever executed."""
+    data = path.read_bytes()
+    if hashlib.sha256(memoryview(data)[:-32]).digest() != data[-32:]:
+        raise ValueError(f"{path} is damaged: its checksum is not that of its {len(data):,} bytes")
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise ValueError(f"{path} is refused: it is no file of tensors and plain values ({str(error).splitlines()[0]})")
+
+
+def read_checkpoint(folder, config, rank=0, world=1):
+    """The newest whole checkpoint of this run, or None where there is none yet; metrics.csv is cut back to its step."""
+    state, damage = None, []
+    for path in (folder / "last.pt", folder / "previous.pt"):
+        try:
+            state = read(path)
+            break
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            damage.append(str(error))
+    if state is None and damage:
+        raise ValueError(f"{'; '.join(damage)}. There is no whole checkpoint to go on from; --force starts again")
+    step = -1 if state is None else state["step"]
+    if world > 1:
+        steps = torch.tensor([step, -step], device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(steps, dist.ReduceOp.MAX)
+        if steps.sum() != 0:
+            raise ValueError(f"the processes found different checkpoints in {folder}: do all machines see the same folder?")
+    if state is None:
+        if rank == 0:
+            print(f"{folder} has no checkpoint yet; starting from the beginning", file=sys.stderr)
+        return None
+    there, here = ({k: v for k, v in c.items() if k not in MACHINE} for c in (state["config"], config))
+    differs = [f"{k}: {there.get(k)} there, {here.get(k)} here" for k in {**here, **there} if there.get(k) != here.get(k)]
     if differs:
-        raise ValueError(f"{folder / 'last.pt'} is the checkpoint of another run ({'; '.join(differs)})")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    stream.seek(state["stream"])
-    head, *rows = (folder / "metrics.csv").read_text().splitlines()
-    write_text(folder / "metrics.csv", "\n".join([head] + [row for row in rows if int(row.split(",")[0]) <= state["step"]]))
-    return state["step"], state["seconds"]
+        raise ValueError(f"{path} is the checkpoint of another run ({'; '.join(differs)})")
+    if rank == 0:
+        for text in damage:
+            print(f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}", file=sys.stderr)
+        if path.name == "previous.pt":
+            os.replace(path, folder / "last.pt")
+        if (folder / "metrics.csv").exists():
+            head, *rows = (folder / "metrics.csv").read_text().splitlines(keepends=True)
+            whole = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= step]
+            write(folder / "metrics.csv", "".join([head, *whole]).encode())
+    return state
 
 
 def load(folder):
     """(task, model, result) of a finished run."""
-    result = json.loads((Path(folder) / "result.json").read_text())
-    task = TASKS[result["task"]](f=result["f"], N=result["n"], K=result["k"], layers=result["layers"],
-                                 hidden=result.get("hidden"), scale=result["scale"], tasks=result["tasks"],
-                                 sizes=result.get("sizes"))
+    folder = Path(folder)
+    result = json.loads((folder / "result.json").read_text())
+    task = TASKS[result["task"]](result)
     model = task.model(result["model"])
-    state = torch.load(Path(folder) / "weights.pt", weights_only=True, map_location="cpu")
+    state = read(folder / ("best.pt" if (folder / "best.pt").exists() else "weights.pt"))
     for name, value in state.items():                           # a construction may have given β another shape
         if name.endswith("beta"):
             model.get_parameter(name).data = value.clone()
@@ -255,11 +505,89 @@ def load(folder):
     return task, model, result
 
 
+# ------------------------------------------------------------------------------------------------ the cost, beforehand
+
+UTILISATION = 0.3                                               # of the peak; an assumption, not a measurement
+GPUS = {"one A100": (312e12, 2.04e12), "one H100": (989e12, 3.35e12), "four H100": (4 * 989e12, 4 * 3.35e12)}
+# dense bf16 FLOP/s, bytes/s of memory
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses what a GPU would: an operation on tensors of two devices. Numbers (0-dim tensors) may come from anywhere.
+
+    The meta device alone lets CPU tensors pass through products, embeddings and convolutions. Counts the bytes that
+    operations read and write.
+    """
+    traffic = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        devices = {x.device.type for x in tensors if x.dim()}
+        if len(devices) > 1:
+            raise ValueError(f"{func} mixes tensors of {' and '.join(sorted(devices))}: one of them was made without "
+                             "device=, and would stop a run on a GPU")
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.traffic += sum(x.nbytes for x in tensors + tree_leaves(out) if isinstance(x, torch.Tensor))
+        return out
+
+
+def dry_run(args, task, recipe, world):
+    """Forward and backward of the full size on the meta device: every shape, no number. Prints what a run would cost."""
+    shares = world * recipe["accumulate"]
+    with torch.device("meta"):
+        model, batch = task.model(args.model), task.example(recipe["batch"] // shares)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                raise ValueError(f"{type(module).__name__}.{name} is a plain tensor, which model.to(device) would leave "
+                                 "behind: register_buffer, please")
+    own, kept = {p.untyped_storage()._cdata for p in model.parameters()}, {}
+
+    def keep(x):
+        kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        return x
+    with OneDevice() as device, FlopCounterMode(display=False) as counter:
+        with saved_tensors_hooks(keep, lambda x: x):
+            loss = task.loss(model, batch)
+        loss.backward()
+    r = dict(parameters=sum(p.numel() for p in model.parameters()), tokens=math.prod(batch[0].shape[:2]) * shares,
+             flops=counter.get_total_flops() * shares, traffic=device.traffic * shares,
+             activations=sum(size for storage, size in kept.items() if storage not in own))
+    r["optimiser"] = 16 * r["parameters"]                       # weight, gradient and two moments, 4 bytes each
+    r["days"] = {gpu: [recipe["steps"] / 86400 * seconds for seconds in (r["flops"] / (flops * UTILISATION), r["traffic"] / memory)]
+                 for gpu, (flops, memory) in GPUS.items()}
+    paper = task.paper_parameters
+    print(f"task         {args.task}, model {args.model}, recipe {args.recipe}: {recipe['steps']:,} steps\n"
+          f"parameters   {r['parameters']:,}" + (f", the paper's {paper:,.0f} ({r['parameters'] / paper - 1:+.1%})" if paper else ""))
+    print(f"a step       batch {recipe['batch']}, {r['tokens']:,} tokens, {r['flops']:.3g} FLOPs in matrix products\n"
+          f"a GPU        of {world}, {recipe['accumulate']} turn{'s' * (recipe['accumulate'] > 1)} a step: activations "
+          f"{r['activations'] / 1e9:.3g} GB in float32 (less in bfloat16), weights, gradients and AdamW {r['optimiser'] / 1e9:.3g} GB\n"
+          f"days         matrix products at {UTILISATION:.0%} of the bf16 peak; memory traffic, float32, nothing fused, full "
+          "bandwidth: the larger counts")
+    for gpu, (products, traffic) in r["days"].items():
+        print(f"  {gpu:10s} {products:.2g} ({24 * products:.2g} hours); {traffic:.2g} ({24 * traffic:.2g} hours)")
+    return r
+
+
 def main(argv=None):
+    args, dtype = arguments(argv), torch.get_default_dtype()
     try:
-        return train(arguments(argv))
+        return train(args)
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        sys.exit(f"train.py: {error}" + ". What was written before is whole: make room, then --resume" * full)
+    except RuntimeError as error:
+        if not dist.is_initialized():
+            raise
+        sys.exit(f"train.py: process {dist.get_rank()} of {dist.get_world_size()}: {str(error).splitlines()[0]}\nIf another "
+                 "process was lost, start the same command again with --resume")
+    finally:
+        torch.set_default_dtype(dtype)
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

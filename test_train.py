@@ -1,0 +1,723 @@
+"""The training loop: same bits after any interruption, several processes as one, costs beforehand, faults and mistakes.
+
+Besides the in-context tasks it trains Toy, a task that reads files; `python test_train.py --task toy …` is train.py with it.
+"""
+import csv
+import gc
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import train
+from gril import Block, GrilMixer, known
+from tasks import Task
+
+HERE = Path(__file__).parent
+
+
+# -------------------------------------------------------------------------------------------------- a task with files
+
+class Toy:
+    """Are there more ones or more twos in a short sequence?"""
+    name, paper_parameters = "toy", 2_000
+    recipes = {"tiny": dict(steps=40, batch=8, lr=1e-2, recurrent_lr=3e-3, weight_decay=0.01, warmup=5, clip=1.0,
+                            evaluate_every=5, checkpoint_every=10, patience=0, choose="accuracy", higher=True, threads=1,
+                            layers=1, H=16, P=8, J=2, dropout=0.1, length=12)}
+
+    def __init__(self, recipe, data=None, **options):
+        self.recipe, self.folder = {**recipe, **options}, Path(data or "data")
+
+    @staticmethod
+    def prepare(folder):
+        generator = np.random.default_rng(0)
+        for split, rows in (("train", 100), ("val", 40), ("test", 60)):
+            np.save(folder / f"{split}.npy", generator.integers(0, 4, (rows, 12)))
+
+    def read(self, split):
+        tokens = torch.from_numpy(np.load(self.folder / f"{split}.npy"))
+        return tokens, ((tokens == 1).sum(1) > (tokens == 2).sum(1)).long()
+
+    def model(self, name="gril"):
+        r = self.recipe
+        return known("model", name, {
+            "gril": lambda: nn.Sequential(
+                nn.Embedding(4, r["H"]), *(Block(GrilMixer(r["H"], r["P"], r["J"]), r["H"], r["dropout"])
+                                           for _ in range(r["layers"])), nn.Linear(r["H"], 2)),
+            "linear": lambda: nn.Sequential(nn.Embedding(4, r["H"]), nn.Linear(r["H"], 5 * r["H"], bias=False),
+                                            nn.Linear(5 * r["H"], 2, bias=False))})()
+
+    def stream(self, seed, batch, device, rank=0, world=1):
+        return ToyStream(self, seed, batch, device, rank, world)
+
+    def example(self, batch):
+        return torch.ones(batch, self.recipe["length"], dtype=torch.int64), torch.ones(batch, dtype=torch.int64)
+
+    def loss(self, model, batch):
+        tokens, labels = batch
+        return F.cross_entropy(model(tokens).mean(1), labels)
+
+    @torch.no_grad()
+    def score(self, model, split):
+        tokens, labels = self.read(split)
+        logits = model(tokens).mean(1)
+        return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean().item()
+
+    def validate(self, model):
+        return dict(zip(("loss", "accuracy"), self.score(model, "val")))
+
+    def report(self, model, seed):
+        return dict(zip(("test_loss", "test_accuracy"), self.score(model, "test")))
+
+    def table(self, result):
+        return f"accuracy {result['test_accuracy']}, best over the run {result.get('best_test_accuracy')}"
+
+
+class ToyStream:
+    def __init__(self, task, seed, batch, device, rank, world):
+        self.seed, self.batch, self.rank, self.world = seed, batch, rank, world
+        self.tokens, self.labels = task.read("train")
+        self.seek((0, 0))
+
+    def seek(self, position):
+        self.epoch, self.index = position
+        self.order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.labels))
+
+    def position(self):
+        return self.epoch, self.index
+
+    def __next__(self):
+        if self.index + self.batch > len(self.order):
+            self.seek((self.epoch + 1, 0))
+        rows = self.order[self.index:self.index + self.batch][self.rank::self.world]
+        self.index += self.batch
+        return self.tokens[rows], self.labels[rows]
+
+
+train.TASKS["toy"] = Toy
+TOY = ("--task", "toy", "--quiet")
+SHORT = ("--task", "nd_regression", "--quiet", "--steps", "60", "--f", "3", "--batch", "16", "--tasks", "200", "--checkpoint-every", "20")
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("toy")
+    Toy.prepare(folder)
+    return str(folder)
+
+
+# --------------------------------------------------------------------------- runs in a process of their own, and faults
+# A process that has imported torch is forked for each run: starting one takes milliseconds, not seconds.
+
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["test_train", "torch._dynamo"])             # which the first optimiser step would import
+PLACES = dict(loss=(Toy, "loss"), validate=(Toy, "validate"), prompt=(Task, "loss"), fsync=(os, "fsync"), replace=(os, "replace"))
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminate_twice():
+    terminate()
+    time.sleep(0)                                               # a bytecode for the first handler to run in
+    terminate()
+
+
+def fill_disk():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
+
+
+def child(words, log, environment, fault):
+    os.environ.update(environment)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1), os.dup2(out, 2)
+    if fault:
+        place, number, action = fault
+        owner, name = PLACES[place]
+        plain, calls = getattr(owner, name), itertools.count(1)
+
+        def faulty(*args):
+            if next(calls) == number:
+                action()
+            return plain(*args)
+        setattr(owner, name, faulty)
+    train.main(words)
+
+
+def start(words, log, fault=None, **environment):
+    process = FORK.Process(target=child, args=([str(word) for word in words], str(log), environment, fault))
+    process.start()
+    return process
+
+
+def finish(process, seconds=120):
+    process.join(seconds)
+    assert process.exitcode is not None, f"still running after {seconds} s"
+    return process.exitcode
+
+
+def run(folder, *words, fault=None):
+    """(exit code, what it printed) of one run in folder."""
+    log = folder.with_suffix(".log")
+    code = finish(start([*words, "--out", folder], log, fault))
+    return code, log.read_text()
+
+
+def contents(folder):
+    """Everything of a finished run but the clock: result, metrics, weights, optimiser, best."""
+    result = json.loads((folder / "result.json").read_text())
+    del result["seconds"]
+    last = train.read(folder / "last.pt")
+    tensors = {"last": last["model"], "best": last["best"]["weights"] or {}, "moments": {
+        f"{i}.{k}": v for i, state in last["optimizer"]["state"].items() for k, v in state.items()}}
+    tensors["kept"] = train.read(folder / ("best.pt" if last["best"]["weights"] else "weights.pt"))
+    return result, (folder / "metrics.csv").read_text(), {(kind, name): value for kind, table in tensors.items() for name, value in table.items()}
+
+
+def assert_same(ours, theirs):
+    (result, metrics, tensors), (result_, metrics_, tensors_) = contents(ours), contents(theirs)
+    assert result == result_ and metrics == metrics_ and tensors.keys() == tensors_.keys()
+    assert not [name for name, value in tensors.items() if not torch.equal(value, tensors_[name])]
+    steps = [int(row.split(",")[0]) for row in metrics.splitlines()[1:]]
+    assert steps == sorted(set(steps))
+
+
+@pytest.fixture(scope="session")
+def whole(data, tmp_path_factory):
+    """Uninterrupted runs: (words of the command, folder) by name."""
+    folder = tmp_path_factory.mktemp("whole")
+    commands = dict(toy=[*TOY, "--data", data], prompt=list(SHORT))
+    for name, words in commands.items():
+        train.main([*words, "--out", str(folder / name)])
+    return {name: (words, folder / name) for name, words in commands.items()}
+
+
+@pytest.mark.parametrize("name, faults", (
+    ("toy", [("loss", 14), ("validate", 2), ("fsync", 5), ("fsync", 4), ("replace", 4), ("loss", 15)]),
+    ("prompt", [("prompt", 31), ("fsync", 3), ("replace", 3)])))
+def test_killed_in_a_step_a_validation_a_write(whole, tmp_path, name, faults):
+    """SIGKILL before the n-th call of each: with metrics.csv or a checkpoint half written, between its two renames, …"""
+    words, folder = whole[name]
+    for place, number in faults:
+        assert run(tmp_path / "run", *words, "--resume", fault=(place, number, kill))[0] == -signal.SIGKILL, (place, number)
+    assert run(tmp_path / "run", *words, "--resume")[0] == 0
+    assert_same(tmp_path / "run", folder)
+
+
+def kill_at_random(words, folder, whole, kills, seconds):
+    moments = random.Random(0)
+    steps = set()
+    for _ in range(kills):
+        process = start([*words, "--resume", "--out", folder], folder.with_suffix(".log"))
+        process.join(moments.uniform(0, seconds))
+        process.kill()
+        finish(process)
+        steps.update(train.read(path)["step"] for path in [folder / "last.pt"] if path.exists())
+    assert run(folder, *words, "--resume")[0] == 0
+    assert_same(folder, whole)
+    return len(steps)
+
+
+@pytest.mark.parametrize("name", ("toy", "prompt"))
+def test_killed_at_random_moments(whole, tmp_path, name):
+    kill_at_random(whole[name][0], tmp_path / "run", whole[name][1], kills=3, seconds=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("toy", "prompt"))
+def test_killed_at_twenty_random_moments(whole, tmp_path, name):
+    words = [*whole[name][0], "--steps", "600", "--checkpoint-every", "7"]
+    begin = time.monotonic()
+    assert run(tmp_path / "whole", *words)[0] == 0
+    assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, 0.3 * (time.monotonic() - begin)) > 5     # on the way
+
+
+@pytest.mark.parametrize("action, code", ((terminate, 143), (interrupt, 130)))
+def test_a_signal_finishes_the_step_and_says_how_to_go_on(whole, tmp_path, action, code):
+    words, folder = whole["toy"]
+    got, said = run(tmp_path / "run", *words, "--force", fault=("loss", 13, action))
+    assert got == code and "stopped after step 13; go on with" in said
+    assert train.read(tmp_path / "run/last.pt")["step"] == 13 and not (tmp_path / "run/result.json").exists()
+    command = said.splitlines()[-1].split()
+    assert command[:2] == ["python", "train.py"] and "--force" not in command
+    assert finish(start(command[2:], tmp_path / "log")) == 0
+    assert_same(tmp_path / "run", folder)
+
+
+def test_a_second_signal_leaves_at_once(whole, tmp_path):
+    code, said = run(tmp_path / "run", *whole["toy"][0], fault=("loss", 13, terminate_twice))
+    assert code == -signal.SIGTERM and "once more to leave at once" in said
+    assert train.read(tmp_path / "run/last.pt")["step"] == 10
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_checkpoint(whole, tmp_path):
+    words, folder = whole["toy"]
+    code, said = run(tmp_path / "run", *words, fault=("loss", 13, fill_disk))
+    assert code == 1 and "File too large. What was written before is whole: make room, then --resume" in said
+    assert train.read(tmp_path / "run/last.pt")["step"] == 10 and not list((tmp_path / "run").glob("*.part"))
+    assert run(tmp_path / "run", *words, "--resume")[0] == 0
+    assert_same(tmp_path / "run", folder)
+
+
+# -------------------------------------------------------------------------------------------------- damaged checkpoints
+
+@pytest.fixture(scope="session")
+def stopped(whole, tmp_path_factory):
+    """A run stopped after step 25, whose checkpoint before is of step 20."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    assert run(folder, *whole["toy"][0], fault=("loss", 25, terminate))[0] == 143
+    return folder
+
+
+def cut(data):
+    return data[:len(data) // 2]
+
+
+def flip(data):
+    return data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]
+
+
+class Hostile:
+    def __reduce__(self):
+        return Path.touch, (Path("touched"),)
+
+
+def hostile(data):
+    """A pickle that would run code, with a checksum that is right."""
+    Path("hostile").unlink(missing_ok=True)
+    train.save(Path("hostile"), dict(step=25, config=Hostile()))
+    return Path("hostile").read_bytes()
+
+
+DAMAGES = dict(cut=cut, empty=lambda data: b"", flip=flip, longer=lambda data: data + b"\0", hostile=hostile)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_recognised_and_the_one_before_taken(whole, stopped, tmp_path, monkeypatch, capsys, damage):
+    monkeypatch.chdir(tmp_path)
+    words, folder = whole["toy"]
+    shutil.copytree(stopped, "run")
+    Path("run/last.pt").write_bytes(DAMAGES[damage](Path("run/last.pt").read_bytes()))
+    train.main([*words, "--out", "run", "--resume"])
+    said = capsys.readouterr().err
+    assert ("last.pt is refused" if damage == "hostile" else "last.pt is damaged: its checksum") in said
+    assert "going on from previous.pt, the checkpoint before, at step 20" in said
+    assert_same(Path("run"), folder)
+    assert not Path("touched").exists()
+
+
+def test_a_damaged_checkpoint_never_displaces_the_good_one(whole, stopped, tmp_path):
+    """After going on from the one before, that one is still there when the next write fails."""
+    words, folder = whole["toy"]
+    shutil.copytree(stopped, tmp_path / "run")
+    (tmp_path / "run/last.pt").write_bytes(b"")
+    assert run(tmp_path / "run", *words, "--resume", fault=("loss", 3, fill_disk))[0] == 1
+    assert train.read(tmp_path / "run/last.pt")["step"] == 20
+    assert run(tmp_path / "run", *words, "--resume")[0] == 0
+    assert_same(tmp_path / "run", folder)
+
+
+def test_a_row_cut_short_is_not_taken_for_another(whole, stopped, tmp_path):
+    """A row of step 1000 that ends after its first digit reads like step 1."""
+    words, folder = whole["toy"]
+    shutil.copytree(stopped, tmp_path / "run")
+    with open(tmp_path / "run/metrics.csv", "a") as file:
+        file.write("1")
+    train.main([*words, "--out", str(tmp_path / "run"), "--resume"])
+    assert_same(tmp_path / "run", folder)
+
+
+def test_no_whole_checkpoint_is_said(whole, stopped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(stopped, "run")
+    for name in ("last.pt", "previous.pt"):
+        Path("run", name).write_bytes(hostile(b""))
+    with pytest.raises(SystemExit, match="last.pt is refused.*previous.pt is refused.*no whole checkpoint.*--force starts again"):
+        train.main([*whole["toy"][0], "--out", "run", "--resume"])
+    assert not Path("touched").exists()
+
+
+@pytest.mark.parametrize("more, differs", ((("--H", "32"), "H: 16 there, 32 here"), (("--steps", "50"), "steps: 40 there, 50 here"),
+                                           (("--seed", "1"), "seed: 0 there, 1 here"), (SHORT, "task: toy there, nd_regression here")))
+def test_a_checkpoint_of_another_run_is_refused_with_what_differs(whole, stopped, more, differs):
+    before = (stopped / "last.pt").read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        train.main([*whole["toy"][0], *more, "--out", str(stopped), "--resume"])
+    assert "is the checkpoint of another run" in str(stop.value) and differs in str(stop.value)
+    assert (stopped / "last.pt").read_bytes() == before
+
+
+def test_plain_torch_load_reads_the_files(whole):
+    weights = torch.load(whole["toy"][1] / "best.pt", weights_only=True)
+    task, model, result = train.load(whole["toy"][1])
+    task.folder = Path(whole["toy"][0][-1])
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+    assert task.report(model.eval(), 0)["test_accuracy"] == result["test_accuracy"]
+
+
+# ----------------------------------------------------------------------------------------------------- several processes
+
+def together(folder, words, world=2, faults={}):
+    """A run of several processes over gloo: [(exit code, what it printed)]."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    logs = [folder.with_suffix(f".{rank}.log") for rank in range(world)]
+    processes = [start([*words, "--out", folder], log, faults.get(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
+                       LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank, log in enumerate(logs)]
+    return [(finish(process, 60), log.read_text()) for process, log in zip(processes, logs)]
+
+
+def losses(folder):
+    return [[float(row[name]) for name in ("train_loss", "loss")] for row in csv.DictReader(open(folder / "metrics.csv"))]
+
+
+@pytest.fixture(scope="session")
+def exact(data):
+    return [*TOY, "--data", data, "--steps", "20", "--evaluate-every", "1", "--checkpoint-every", "5", "--dtype", "float64"]
+
+
+@pytest.fixture(scope="session")
+def pair(exact, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair") / "run"
+    ended = together(folder, exact)
+    assert [code for code, _ in ended] == [0, 0], ended
+    return folder, ended
+
+
+def test_two_processes_are_one(exact, pair, tmp_path):
+    train.main([*exact, "--dropout", "0", "--out", str(tmp_path / "one")])
+    assert [code for code, _ in together(tmp_path / "two", [*exact, "--dropout", "0"])] == [0, 0]
+    one, two = (torch.tensor(losses(tmp_path / name), dtype=torch.float64) for name in ("one", "two"))
+    assert one.shape == (20, 2) and one[:, 0].unique().numel() == 20
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-8)
+
+
+def test_two_turns_are_two_processes_with_dropout_too(exact, pair, tmp_path):
+    folder, ended = pair
+    train.main([*exact, "--accumulate", "2", "--out", str(tmp_path / "turns")])
+    turns, two = (torch.tensor(losses(name), dtype=torch.float64) for name in (tmp_path / "turns", folder))
+    torch.testing.assert_close(turns, two, rtol=0, atol=1e-8)
+    assert ended[1][1] == ""                                            # rank 0 alone prints
+
+
+def test_a_lost_process_ends_the_other_and_the_run_goes_on(exact, pair, tmp_path):
+    (code, said), (other, _) = together(tmp_path / "run", exact, faults={1: ("loss", 13, kill)})
+    assert other == -signal.SIGKILL and code == 1
+    assert "train.py: process 0 of 2: " in said and "start the same command again with --resume" in said
+    assert train.read(tmp_path / "run/last.pt")["step"] == 10
+    assert [code for code, _ in together(tmp_path / "run", [*exact, "--resume"])] == [0, 0]
+    assert_same(tmp_path / "run", pair[0])
+
+
+def test_a_signal_to_one_process_stops_both_at_the_same_step(exact, pair, tmp_path):
+    ended = together(tmp_path / "run", exact, faults={1: ("loss", 8, terminate)})
+    assert [code for code, _ in ended] == [143, 143] and "stopped after step 8" in ended[0][1]
+    assert [code for code, _ in together(tmp_path / "run", [*exact, "--resume"])] == [0, 0]
+    assert_same(tmp_path / "run", pair[0])
+
+
+@pytest.mark.slow
+def test_torchrun_loses_a_worker_and_goes_on(exact, pair, tmp_path):
+    words = [*exact, "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    (tmp_path / "faulty.py").write_text(f"""
+import os, sys
+sys.path.insert(0, {str(HERE)!r})
+import test_train
+fault = ("loss", 13, test_train.kill) if os.environ["RANK"] == "1" else None
+test_train.child({words!r}, {str(tmp_path)!r} + "/log" + os.environ["RANK"], {{}}, fault)
+""")
+    lost = subprocess.run([*command, tmp_path / "faulty.py"], capture_output=True, text=True, timeout=300)
+    assert lost.returncode == 1 and "Signal 9 (SIGKILL)" in lost.stderr and not (tmp_path / "run/result.json").exists()
+    assert "train.py: process 0 of 2: " in (tmp_path / "log0").read_text()
+    assert subprocess.run([*command, HERE / "test_train.py", *words, "--resume"], capture_output=True, timeout=300).returncode == 0
+    assert_same(tmp_path / "run", pair[0])
+
+
+def test_a_batch_is_shared_equally_or_not_at_all():
+    with pytest.raises(SystemExit, match="a batch of 8 is not divisible by 3"):
+        train.main([*TOY, "--accumulate", "3"])
+
+
+# ------------------------------------------------------------------------------------ validation chooses, patience stops
+
+def scripted(monkeypatch, validation, test=None):
+    """A toy run whose validations score as listed; the weights at each of them."""
+    seen, scores, tests = [], iter(validation), iter(test or [])
+
+    def validate(self, model):
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        assert not model.training
+        return dict(loss=1.0, accuracy=next(scores))
+    monkeypatch.setattr(Toy, "validate", validate)
+    if test:
+        monkeypatch.setattr(Toy, "report", lambda self, model, seed: dict(test_accuracy=next(tests)))
+    return seen
+
+
+@pytest.mark.parametrize("higher, validation, chosen", ((True, [0.5, 0.7, 0.6, 0.7, 0.9], 2), (False, [0.5, 0.7, 0.4, 0.6, 0.5, 0.1], 3)))
+def test_early_stopping_and_the_best_weights(data, tmp_path, monkeypatch, higher, validation, chosen):
+    monkeypatch.setitem(Toy.recipes, "tiny", dict(Toy.recipes["tiny"], higher=higher, patience=2))
+    seen = scripted(monkeypatch, validation)
+    result = train.main([*TOY, "--data", data, "--out", str(tmp_path / "run")])
+    assert len(seen) == chosen + 2 and result["best_step"] == 5 * chosen and result["validation_accuracy"] == validation[chosen - 1]
+    best = train.read(tmp_path / "run/best.pt")
+    assert all(torch.equal(best[name], value) for name, value in seen[chosen - 1].items())
+    last = train.read(tmp_path / "run/last.pt")
+    assert last["step"] == 5 * (chosen + 2) and not torch.equal(last["model"]["0.weight"], best["0.weight"])
+    again = train.main([*TOY, "--data", data, "--out", str(tmp_path / "run"), "--resume"])      # over is over
+    assert len(seen) == chosen + 2 and again["test_accuracy"] == result["test_accuracy"]
+
+
+def test_the_test_score_of_the_chosen_weights_and_the_best_one(data, tmp_path, monkeypatch):
+    scripted(monkeypatch, [0.5, 0.9, 0.6, 0.7], [0.3, 0.4, 0.8, 0.1, 0.45])
+    result = train.main([*TOY, "--data", data, "--steps", "20", "--test-every-validation", "--out", str(tmp_path / "run")])
+    assert result["test_accuracy"] == 0.45 and result["best_test_accuracy"] == 0.8 and result["best_step"] == 10
+    rows = list(csv.DictReader(open(tmp_path / "run/metrics.csv")))
+    assert [float(row["test_accuracy"]) for row in rows] == [0.3, 0.4, 0.8, 0.1]
+
+
+def test_the_toy_is_learned(data, tmp_path):
+    result = train.main([*TOY, "--data", data, "--steps", "300", "--evaluate-every", "50", "--out", str(tmp_path / "run")])
+    assert result["test_accuracy"] > 0.85 and result["best_step"] % 50 == 0
+
+
+def test_two_rates_warm_up_and_cosine(data, tmp_path, monkeypatch):
+    rates, plain = [], torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: (rates.append({g["name"]: (g["lr"], g["weight_decay"], g["names"])
+                                                                              for g in self.param_groups}), plain(self))[1])
+    train.main([*TOY, "--data", data, "--out", str(tmp_path / "run")])
+    recurrent, other = ([rate[name][0] for rate in rates] for name in ("recurrent", "other"))
+    assert other[:5] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01 * 0.5 * (1 + np.cos(np.pi * 4 / 40))]) and other[-1] < 1e-4
+    assert recurrent == pytest.approx([0.3 * rate for rate in other])
+    assert rates[0]["recurrent"][1] == 0 and rates[0]["other"][1] == 0.01
+    assert {name.split(".")[-1] for name in rates[0]["recurrent"][2]} == {"nu", "theta", "Q", "q", "beta"}
+
+
+def test_bfloat16_autocast_keeps_float32_weights(data, tmp_path):
+    with torch.backends.mkldnn.flags(enabled=False):                    # CPUs without bf16 instructions have them there
+        train.main([*TOY, "--data", data, "--dtype", "bfloat16", "--out", str(tmp_path / "low"), "--steps", "5", "--dropout", "0"])
+        train.main([*TOY, "--data", data, "--dtype", "float32", "--out", str(tmp_path / "full"), "--steps", "5", "--dropout", "0"])
+    low, full = (torch.tensor(losses(tmp_path / name)) for name in ("low", "full"))
+    assert not torch.equal(low, full) and (low - full).abs().max() < 0.05
+    assert {value.dtype for value in train.read(tmp_path / "low/last.pt")["model"].values()} == {torch.float32}
+
+
+# --------------------------------------------------------------------------------------------------- numbers gone wrong
+
+def poisoned(monkeypatch, owner, number, poison):
+    calls, loss = itertools.count(), owner.loss
+    monkeypatch.setattr(owner, "loss", lambda self, model, batch: poison(loss(self, model, batch)) if next(calls) == number
+                        else loss(self, model, batch))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_good_weights(tmp_path, monkeypatch):
+    poisoned(monkeypatch, Task, 7, lambda loss: loss * float("nan"))
+    with pytest.raises(SystemExit, match=r"step 7: the loss is nan.*first not finite in A \(group recurrent\).*batch is number 7 "
+                                         r"of seed 0\..*weights\.pt"):
+        train.main(["--task", "nd_regression", "--steps", "50", "--quiet", "--out", str(tmp_path / "run")])
+    weights = train.read(tmp_path / "run/weights.pt")
+    assert all(w.isfinite().all() for w in weights.values()) and not (tmp_path / "run/result.json").exists()
+
+
+class Overflow(torch.autograd.Function):
+    """The identity, with a gradient that is infinite."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 0
+
+
+def test_a_gradient_that_is_not_finite_names_the_batch(data, tmp_path, monkeypatch):
+    poisoned(monkeypatch, Toy, 14, Overflow.apply)
+    with pytest.raises(SystemExit, match=r"step 14: the loss is 0\.\d+, the gradient norm (nan|inf); its gradient is first not finite "
+                                         r"in 1\.mixer\.\w+ \(group recurrent\).*number 14 of seed 0, ending at \[1, 24\] of the data"):
+        train.main([*TOY, "--data", data, "--out", str(tmp_path / "run")])
+    good, last = train.read(tmp_path / "run/weights.pt"), train.read(tmp_path / "run/last.pt")
+    assert last["step"] == 10 and all(value.isfinite().all() for value in good.values())
+    assert not torch.equal(good["0.weight"], last["model"]["0.weight"])         # of step 14, not of the checkpoint
+
+
+# ---------------------------------------------------------------------------------------------------------- the dry run
+
+def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
+    words = ["--task", "toy", "--model", "linear", "--dry-run", "--batch", "24", "--steps", "1000", "--data", "nowhere"]
+    r = train.main(words)
+    B, T, H = 24, 12, 16
+    assert r["parameters"] == 4 * H + 5 * H * H + 2 * 5 * H and r["tokens"] == B * T
+    assert r["flops"] == 3 * 2 * B * T * (5 * H * H + 2 * 5 * H)               # forward, and two products backward
+    small = 8 * B * T + 4 * B * T * (H + 5 * H)                                 # tokens; inputs of the two products
+    assert small <= r["activations"] <= small + 8 * B * 8                       # logits, labels
+    assert r["optimiser"] == 16 * r["parameters"]
+    assert r["days"]["one A100"] == pytest.approx([r["flops"] * 1000 / (0.3 * 312e12) / 86400, r["traffic"] * 1000 / 2.04e12 / 86400])
+    assert r["traffic"] > 3 * small
+    said = capsys.readouterr().out
+    assert f"parameters   {r['parameters']:,}, the paper's 2,000 ({r['parameters'] / 2000 - 1:+.1%})" in said
+    for text in ("24, 288 tokens", "activations 0.", "one A100", "one H100", "four H100", "at 30% of the bf16 peak"):
+        assert text in said
+    shared = train.main([*words, "--world", "4", "--accumulate", "2"])
+    assert shared["flops"] == r["flops"] and shared["tokens"] == r["tokens"] and abs(8 * shared["activations"] / r["activations"] - 1) < 0.01
+    assert not Path("runs").exists() or not list(Path("runs").glob("toy*"))
+
+
+@pytest.mark.parametrize("task", train.TASKS)
+def test_the_dry_run_of_every_task(task):
+    r = train.main(["--task", task, "--dry-run"])
+    assert r["flops"] > 0 and r["activations"] > 0
+    model = train.TASKS[task](train.TASKS[task].recipes[next(iter(train.TASKS[task].recipes))]).model()
+    assert r["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("forget", ("product", "embedding", "plain attribute"))
+def test_the_dry_run_catches_a_tensor_left_on_the_cpu(monkeypatch, forget):
+    loss, build = Toy.loss, Toy.model
+    torch.ones(2, 3) @ torch.ones(3, 4, device="meta")                          # the meta device alone lets it pass
+
+    def product(self, model, batch):
+        return loss(self, model, batch) + (model[0].weight @ torch.ones(16, 2)).sum()
+
+    def embedding(self, model, batch):
+        return loss(self, model, batch) + F.embedding(torch.zeros(3, dtype=torch.int64), model[0].weight).sum()
+
+    def attribute(self, name):
+        model = build(self, name)
+        model[0].table = torch.ones(3)
+        return model
+    if forget == "plain attribute":
+        monkeypatch.setattr(Toy, "model", attribute)
+    else:
+        monkeypatch.setattr(Toy, "loss", dict(product=product, embedding=embedding)[forget])
+    with pytest.raises(SystemExit, match="Embedding.table is a plain tensor" if forget == "plain attribute" else "mixes tensors of cpu and meta"):
+        train.main(["--task", "toy", "--dry-run"])
+
+
+# ------------------------------------------------------------------------------------------------------------------ load
+
+def grows(tmp_path, monkeypatch, steps):
+    """(objects, open files, megabytes) at each validation of a tiny run."""
+    seen, validate = [], Task.validate
+
+    def watch(self, model):
+        scores = validate(self, model)
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        seen.append((len(gc.get_objects()), len(os.listdir("/proc/self/fd")), pages * resource.getpagesize() / 1e6))
+        return scores
+    monkeypatch.setattr(Task, "validate", watch)
+    train.main(["--task", "nd_regression", "--f", "2", "--n", "2", "--batch", "2", "--tasks", "100", "--quiet", "--steps", str(steps),
+                "--evaluate-every", str(steps // 10), "--checkpoint-every", str(steps // 20), "--out", str(tmp_path / "run")])
+    return seen[-9:]                                                            # the first tenth warms up
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts open files in /proc")
+@pytest.mark.parametrize("steps", (1_000, pytest.param(100_000, marks=pytest.mark.slow)))
+def test_nothing_grows_with_the_steps(tmp_path, monkeypatch, steps):
+    objects, files, megabytes = zip(*grows(tmp_path, monkeypatch, steps))
+    assert max(files) == files[0] and max(objects) - objects[0] < 100 and max(megabytes) - megabytes[0] < 10
+
+
+# ------------------------------------------------------------------------------------------------------- the same bits
+
+def test_same_seed_same_bits(tmp_path):
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        train.main([*SHORT, "--seed", seed, "--out", str(tmp_path / name)])
+    assert_same(tmp_path / "a", tmp_path / "b")
+    assert not torch.equal(train.read(tmp_path / "a/weights.pt")["Q"], train.read(tmp_path / "c/weights.pt")["Q"])
+
+
+# --------------------------------------------------------------------------------------- the command line, as typed
+
+def typed(tmp_path, *words):
+    return subprocess.run([sys.executable, HERE / "train.py", *words], cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_the_front_door(tmp_path, monkeypatch):
+    """Twice the same command: two folders, a table, a figure, and the same numbers."""
+    command = ("--task", "nd_regression", "--steps", "20", "--tasks", "200")
+    first = typed(tmp_path, *command)
+    assert first.returncode == 0, first.stderr
+    monkeypatch.chdir(tmp_path)
+    train.main(command)
+    for text in ("recurrent    100 parameters", "other         13 parameters", "device    cpu", "constructed GRIL",
+                 "zero predictor", "closed form", "largest distance from the construction", "figure.png"):
+        assert text in first.stdout
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert folders == ["nd_regression-gril-f10-n10-seed0", "nd_regression-gril-f10-n10-seed0-2"]
+    for folder in folders:
+        names = {path.name for path in (tmp_path / "runs" / folder).iterdir()}
+        assert names == {"config.json", "metrics.csv", "result.json", "weights.pt", "last.pt", "figure.png"}
+    rows = list(csv.DictReader(open(tmp_path / "runs" / folders[0] / "metrics.csv")))
+    assert [int(row["step"]) for row in rows] == [1, 2, 5, 10, 20]
+    task, model, result = train.load(tmp_path / "runs" / folders[0])
+    assert task.report(model, 20_000)["loss"] == result["loss"]
+
+
+@pytest.mark.parametrize("words, answer", (
+    (("--task", "nd_regresion"), "did you mean nd_regression?"),
+    (("--task", "nd_regresion"), "There are: scalar_regression, nd_regression, multistep"),
+    (("--task", "nd_regression", "--model", "s6"), "There are: gril, no_window"),
+    (("--task", "nd_regression", "--recipe", "quick"), "There are: default, paper"),
+    (("--task", "nd_regression", "--f", "0"), "f (input width) must be at least 1, got 0"),
+    (("--task", "nd_regression", "--n", "0"), "N (examples in the prompt) must be at least 1, got 0"),
+    (("--task", "nd_regression", "--steps", "0"), "--steps must be at least 1, got 0"),
+    (("--task", "nd_regression", "--resume"), "--resume needs --out"),
+    (("--task", "nd_regression", "--out", "old"), "already holds a run: choose another --out, --resume"),
+))
+def test_mistakes_are_answered(tmp_path, monkeypatch, words, answer):
+    monkeypatch.chdir(tmp_path)
+    Path("old").mkdir()
+    Path("old/config.json").write_text("{}")
+    with pytest.raises(SystemExit) as stop:
+        train.main([*words, "--quiet"])
+    assert answer in str(stop.value) and "Traceback" not in str(stop.value)
+    assert not Path("runs").exists()
+
+
+def test_help_fits_80_columns_and_says_what_everything_is(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    for option in ("--task", "--size", "--resume", "--dry-run", "--recurrent-lr", "--evaluate-every", "--accumulate", "--H", "--J"):
+        assert f"  {option} " in said or f", {option} " in said
+
+
+def test_a_file_task_has_table_and_figure(data, tmp_path, capsys):
+    train.main(["--task", "toy", "--data", data, "--steps", "10", "--out", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    for text in ("task      toy, recipe tiny: ", "H 16", "device    cpu, float32, 1 thread, 1 process", "recurrent ", "accuracy 0."):
+        assert text in said
+    assert (tmp_path / "run/figure.png").stat().st_size > 10_000
+
+
+if __name__ == "__main__":
+    train.main()
