@@ -1,9 +1,13 @@
-"""Long Range Arena (Tay et al. 2021): five tasks from the files people download to a classifier (Sec. 5, App. E).
+"""Long Range Arena (Tay et al. 2021): five tasks and their classifier.
 
-    python lra.py prepare listops --data data     generate ListOps by LRA's rules: 96,000/2,000/2,000 rows in minutes
-    python lra.py prepare image --data data       read (or first download) CIFAR-10; token arrays that open at once
-    python lra.py show pathfinder --data data     one example, decoded; shapes, lengths and label counts
-    python train.py --task text --size tiny       train; --size paper is the paper's, --model lru another model
+  python lra.py prepare listops    generate it by LRA's rules, about a minute
+  python lra.py prepare image      read CIFAR-10, downloaded if not there
+  python lra.py show pathfinder    one example decoded, lengths, label counts
+  python train.py --task text      train; --size paper, --model lru, …
+
+The data folder is --data DIR, or the environment variable GRIL_DATA, or data/.
+`prepare` leaves token arrays there that open at once; every task also opens
+straight from the files as people download them.
 
   listops     nested MIN, MAX, MED, SM of digits     -> the value, 10 classes        500 to 2,000 tokens
   text        an IMDb review, byte by byte           -> positive or negative         up to 4,096 bytes
@@ -11,16 +15,12 @@
   image       a CIFAR-10 picture in grey, by pixels  -> 10 classes                   1,024 pixels
   pathfinder  dashed curves, pixel by pixel          -> are the two dots connected?  1,024 pixels
 
-The file, top to bottom: 1. ListOps generated; 2. readers, from published files to rows; 3. token arrays on disk;
-4. batches; 5. the classifier and the table of models; 6. the five tasks with their presets; 7. the command line.
+The file, top to bottom (Sec. 5, App. E; the data itself is lra_data.py's): 1. batches; 2. the classifier and the table
+of models; 3. the five tasks with their presets; 4. the command line.
 
-Glossary. A row is (split, label, documents), a document a string of tokens, each one byte: a ListOps symbol, a byte of
-text, a grey value. An end token (256) follows a text; 0 is padding, so that bytes keep their own numbers and the
-vocabulary is 257. A source is a published file, a preparation the arrays made of it. H, P, J, w as in gril.py.
-
-Where this departs from LRA: validation for Text is every tenth training review (LRA validates on its test reviews);
-Pathfinder's 80/10/10 takes every ninth and tenth row; with no test file, the validation file is the test set and every
-tenth training row validates. Which rows are which never depends on a seed.
+Glossary. A row has a label and one document, or two; a document is a string of tokens, each one byte. Text keeps its
+bytes' own numbers: 0 is padding, 256 an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2%
+larger than the paper's count). ListOps has 15 symbols and padding. H, P, J, w as in gril.py.
 """
 import argparse
 import bisect
@@ -35,7 +35,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-
 import baselines
 from gril import Block, GrilMixer, known
 from lra_data import (SPLITS, SYMBOLS, data_folder, download, generate_listops, load, read_image, read_listops,
@@ -44,7 +43,7 @@ from lra_data import (SPLITS, SYMBOLS, data_folder, download, generate_listops, 
 END = 256                                       # the end token
 
 
-# ------------------------------------------------------------------------------------------------------ 4. batches
+# ------------------------------------------------------------------------------------------------------ 1. batches
 
 class Stream:
     """Endless training batches. Seed and epoch fix the order, so (epoch, index) is the whole position.
@@ -59,8 +58,8 @@ class Stream:
         if batch % world:
             raise ValueError(f"a batch of {batch} cannot be shared equally by {world} processes")
         if len(self.data.labels) < batch:
-            raise ValueError(f"{task.name} has {len(self.data.labels):,} training rows, fewer than a batch of {batch}: a "
-                             "smaller --batch, please")
+            raise ValueError(f"{task.name} has {len(self.data.labels):,} training rows, fewer than a batch of {batch}: "
+                             "choose a smaller --batch")
         self.seek((0, 0))
 
     def seek(self, position):
@@ -85,7 +84,7 @@ class Stream:
         return self.task.batch(self.data, rows, self.device)
 
 
-# -------------------------------------------------------------------------------------------------------- 5. models
+# -------------------------------------------------------------------------------------------------------- 2. models
 
 class Pixels(nn.Linear):
     """Grey values 0 … 255, about standardised, to H channels."""
@@ -135,7 +134,7 @@ def baseline(name, **options):
 
 MODELS = {              # a layer of width H by recipe r; layers of it for one of GRIL's; one more norm before the head
     "gril":             dict(layer=gril_layer(3), depth=1, norm=False),
-    "linear_attention": dict(layer=gril_layer(1), depth=1, norm=False),         # w = 1: gated linear attention (Sec. 4.5)
+    "linear_attention": dict(layer=gril_layer(1), depth=1, norm=False),       # w = 1: a gated one (Sec. 4.5)
     "s5":               dict(layer=baseline("s5"), depth=1, norm=False),
     "lru":              dict(layer=baseline("lru", r_min="r_min", r_max="r_max"), depth=1, norm=False),
     "mamba":            dict(layer=baseline("mamba"), depth=1, norm=True),
@@ -148,13 +147,32 @@ def parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
-# --------------------------------------------------------------------------------------------------------- 6. tasks
+# --------------------------------------------------------------------------------------------------------- 3. tasks
 
-LOOP = dict(clip=1.0, choose="accuracy", higher=True)
-TINY = dict(LOOP, batch=32, lr=2e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, evaluate_every=200, evaluate_rows=1000,
-            checkpoint_every=200, patience=0, layers=2, H=64, P=64, J=8, dropout=0.1)
-PAPER = dict(LOOP, evaluate_every=2000, evaluate_rows=0, checkpoint_every=2000, patience=50, gate="complex")
-# Not in the paper: the recurrent rate (a quarter of the peak), clipping, how often to validate, the patience.
+COLUMNS = "layers H P J steps warmup lr recurrent_lr weight_decay dropout batch length r_min r_max gate".split()
+TINY = {            # a laptop: 20 minutes on two CPU cores
+    "listops":    (2, 64, 64, 8, 1200, 100, 2e-3, 1e-3, 0.05, 0.0, 32, 2048, 0.0, 0.9, "real"),
+    "text":       (2, 64, 64, 8, 1200, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.5, 0.9, "real"),
+    "retrieval":  (2, 64, 64, 8, 600, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.5, 0.9, "real"),
+    "image":      (2, 64, 64, 8, 1000, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+    "pathfinder": (2, 64, 64, 8, 1000, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+}
+PAPER = {           # App. E; not in the paper: the recurrent rate (a quarter here), gate, clipping, validation, patience
+    "listops":    (6, 128, 32, 8, 300_000, 30_000, 2e-3, 5e-4, 0.05, 0.0, 32, 2048, 0.0, 0.9, "complex"),
+    "text":       (6, 256, 128, 16, 78_200, 4_000, 5e-4, 1.25e-4, 0.12, 0.1, 32, 4096, 0.5, 0.9, "complex"),
+    "retrieval":  (4, 128, 256, 16, 100_000, 10_000, 4e-3, 1e-3, 0.01, 0.1, 64, 4000, 0.5, 0.9, "complex"),
+    "image":      (7, 512, 256, 2, 281_400, 28_000, 4e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+    "pathfinder": (6, 256, 128, 16, 500_000, 1_000, 4e-4, 1e-4, 0.10, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+}
+
+
+def recipes(name):
+    """Presets of a task; evaluate_rows are the rows of a validation on the way, 0 for all."""
+    loop = dict(clip=1.0, choose="accuracy", higher=True)
+    return {"tiny": dict(zip(COLUMNS, TINY[name]), **loop, evaluate_every=200, evaluate_rows=1000,
+                         checkpoint_every=200, patience=0),
+            "paper": dict(zip(COLUMNS, PAPER[name]), **loop, evaluate_every=2000, evaluate_rows=0,
+                          checkpoint_every=2000, patience=50)}
 
 
 class LRATask:
@@ -189,7 +207,7 @@ class LRATask:
         return np.minimum(n.max(1) + self.end, self.recipe["length"])
 
     def batch(self, data, rows, device="cpu"):
-        """Rows as (tokens (B, T), lengths (B,), labels): T the longest here; of two documents all first ones come first."""
+        """(tokens (B, T), lengths (B,), labels) of rows, T the longest here; of two documents all first ones come first."""
         documents = (rows * self.documents + np.arange(self.documents)[:, None]).reshape(-1)
         starts = data.offsets[documents]
         lengths = np.minimum(data.offsets[documents + 1] - starts, self.recipe["length"] - self.end)
@@ -215,7 +233,7 @@ class LRATask:
     # ---- model and loss
 
     def model(self, name="gril"):
-        """The named classifier. Widths of the baselines are those whose parameters come nearest to GRIL's, on this task."""
+        """The named classifier; a baseline is as wide as makes its parameters come nearest to GRIL's on this task."""
         r = self.recipe
         known("model", name, MODELS)
 
@@ -255,17 +273,20 @@ class LRATask:
     def validate(self, model):
         """A row of metrics.csv. The test accuracy is there for the paper's "best over a run"; it chooses nothing."""
         loss, accuracy = self.evaluate(model, "val", self.recipe["evaluate_rows"])
-        return dict(loss=loss, accuracy=accuracy, test_accuracy=self.evaluate(model, "test", self.recipe["evaluate_rows"])[1])
+        _, test_accuracy = self.evaluate(model, "test", self.recipe["evaluate_rows"])
+        return dict(loss=loss, accuracy=accuracy, test_accuracy=test_accuracy)
 
     def report(self, model, seed=0):
-        loss, accuracy = self.evaluate(model, "test")
-        return dict(test_loss=loss, test_accuracy=accuracy, test_rows=len(self.data["test"].labels), parameters=parameters(model))
+        (loss, accuracy), labels = self.evaluate(model, "test"), self.data["test"].labels
+        return dict(test_loss=loss, test_accuracy=accuracy, test_rows=len(labels),
+                    most_frequent=100 * np.bincount(labels).max() / len(labels), parameters=parameters(model))
 
     def table(self, r):
-        chance = 100 * np.bincount(self.data["test"].labels).max() / r["test_rows"]
+        """result.json as a person reads it."""
         lines = [(f"{r.get('model', 'model')}, {r['parameters']:,} parameters", r["test_accuracy"]),
                  ("  best on test over the run, as in the paper", r.get("best_test_accuracy")),
-                 ("always the most frequent class", chance), ("the paper's GRIL, full size and data", self.paper_accuracy)]
+                 ("always the most frequent class", r["most_frequent"]),
+                 ("the paper's GRIL, full size and data", self.paper_accuracy)]
         return "\n".join([f"{self.name}: accuracy in percent on {r['test_rows']:,} test rows"]
                          + [f"{name:52s}{value:8.2f}" for name, value in lines if value is not None])
 
@@ -273,10 +294,7 @@ class LRATask:
 class ListOps(LRATask):
     name, classes, vocabulary = "listops", 10, len(SYMBOLS) + 1
     paper_parameters, paper_accuracy = 0.26e6, 62.40
-    recipes = {
-        "tiny": dict(TINY, steps=2500, length=2048, r_min=0.0, r_max=0.9, gate="real", dropout=0.0),
-        "paper": dict(PAPER, steps=300_000, warmup=30_000, lr=2e-3, recurrent_lr=5e-4, weight_decay=0.05, dropout=0.0, batch=32,
-                      layers=6, H=128, J=8, P=32, length=2048, r_min=0.0, r_max=0.9)}
+    recipes = recipes("listops")
     places = "listops", "lra_release/listops-1000", "lra_release/lra_release/listops-1000"
     read = staticmethod(read_listops)
 
@@ -292,15 +310,17 @@ class ListOps(LRATask):
 class Text(LRATask):
     name, classes, vocabulary, end = "text", 2, 257, True
     paper_parameters, paper_accuracy = 1.43e6, 86.86
-    recipes = {
-        "tiny": dict(TINY, steps=1600, length=1024, r_min=0.5, r_max=0.9, gate="real"),
-        "paper": dict(PAPER, steps=78_200, warmup=4_000, lr=5e-4, recurrent_lr=1.25e-4, weight_decay=0.12, dropout=0.1, batch=32,
-                      layers=6, H=256, J=16, P=128, length=4096, r_min=0.5, r_max=0.9)}
+    recipes = recipes("text")
     places = tuple(f"{where}{name}" for name in ("aclImdb", "aclImdb_v1.tar.gz", "aclImdb.tar.gz", "aclImdb.tar.xz")
                    for where in ("imdb/", ""))
     published = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "imdb/aclImdb_v1.tar.gz", \
         "7c2ac02c03563afcf9b574c7e56c153a"
     read = staticmethod(read_text)
+
+    @staticmethod
+    def files(place):
+        folders = [place / split / kind for split in ("train", "test") for kind in ("pos", "neg")]
+        return [place, *folders] if place.is_dir() else [place]
 
     @staticmethod
     def decode(tokens):
@@ -310,14 +330,11 @@ class Text(LRATask):
 class Retrieval(LRATask):
     name, classes, vocabulary, documents, end = "retrieval", 2, 257, 2, True
     paper_parameters, paper_accuracy = 1.00e6, 87.90
-    recipes = {
-        "tiny": dict(TINY, steps=800, length=1024, r_min=0.5, r_max=0.9, gate="real"),
-        "paper": dict(PAPER, steps=100_000, warmup=10_000, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.01, dropout=0.1, batch=64,
-                      layers=4, H=128, J=16, P=256, length=4000, r_min=0.5, r_max=0.9)}
+    recipes = recipes("retrieval")
     places = "retrieval", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data"
     published = "https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra_release.gz", None
     wanted = "tsv_data"                         # of LRA's release, which is 8 GB
-    read, decode = staticmethod(read_retrieval), Text.decode
+    read, decode = staticmethod(read_retrieval), staticmethod(Text.decode)
 
     @staticmethod
     def files(place):
@@ -327,10 +344,7 @@ class Retrieval(LRATask):
 class Image(LRATask):
     name, classes, vocabulary = "image", 10, None
     paper_parameters, paper_accuracy = 6.46e6, 72.56
-    recipes = {
-        "tiny": dict(TINY, steps=1600, length=1024, r_min=0.9, r_max=0.999, gate="complex"),
-        "paper": dict(PAPER, steps=281_400, warmup=28_000, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, dropout=0.1, batch=32,
-                      layers=7, H=512, J=2, P=256, length=1024, r_min=0.9, r_max=0.999)}
+    recipes = recipes("image")
     places = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
     published = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz", \
         "c32a1d4ab5d03f1284b67883e8d87530"
@@ -338,22 +352,22 @@ class Image(LRATask):
 
     @staticmethod
     def files(place):
-        return [place / f"{name}.bin" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")] if place.is_dir() else [place]
+        names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+        return [place / name for name in names] if place.is_dir() else [place]
 
     @staticmethod
     def decode(tokens):
-        return "\n".join("".join(2 * " .:-=+*#%@"[pixel * 10 // 256] for pixel in line) for line in np.reshape(tokens, (32, 32)))
+        ink = [2 * " .:-=+*#%@"[pixel * 10 // 256] for pixel in tokens]
+        return "\n".join("".join(ink[i:i + 32]) for i in range(0, 1024, 32))
 
 
 class Pathfinder(Image):
     name, classes = "pathfinder", 2
     paper_parameters, paper_accuracy = 1.39e6, 72.86
-    recipes = {
-        "tiny": dict(TINY, steps=1600, length=1024, r_min=0.9, r_max=0.999, gate="complex"),
-        "paper": dict(PAPER, steps=500_000, warmup=1_000, lr=4e-4, recurrent_lr=1e-4, weight_decay=0.10, dropout=0.1, batch=32,
-                      layers=6, H=256, J=16, P=128, length=1024, r_min=0.9, r_max=0.999)}
-    places = tuple(f"{where}pathfinder32/curv_contour_length_14" for where in ("", "lra_release/", "lra_release/lra_release/"))
-    published, wanted = Retrieval.published, "pathfinder32/curv_contour_length_14"
+    recipes = recipes("pathfinder")
+    wanted = "pathfinder32/curv_contour_length_14"
+    places = wanted, f"lra_release/{wanted}", f"lra_release/lra_release/{wanted}"
+    published = Retrieval.published
     read = staticmethod(read_pathfinder)
 
     @staticmethod
@@ -364,7 +378,7 @@ class Pathfinder(Image):
 LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)}
 
 
-# ---------------------------------------------------------------------------------------------- 7. the command line
+# ---------------------------------------------------------------------------------------------- 4. the command line
 
 def prepare(task, args):
     """Gets a task ready: generates, downloads or just reads, then writes the token arrays."""
@@ -372,7 +386,8 @@ def prepare(task, args):
     if task.name == "listops":
         asked = args.rows is not None or args.seed is not None
         if asked and task.sources(folder) and not args.force:
-            raise ValueError(f"{task.sources(folder)[0].parent} has rows already: --force replaces them, or choose another --data")
+            raise ValueError(f"{task.sources(folder)[0].parent} has rows already: --force replaces them, another --data "
+                             "leaves them alone")
         if asked or args.force or not task.sources(folder):
             rows, seed = args.rows or (96_000, 2_000, 2_000), args.seed or 0
             if min(rows) < 1 or args.workers < 1 or seed < 0:
@@ -386,11 +401,11 @@ def prepare(task, args):
                 download(address, folder / name, md5)
             if hasattr(task, "wanted"):
                 unpack(folder / name, folder, task.wanted)
+        path = folder / name
+        if md5 and path in task.sources(folder) and hashlib.md5(path.read_bytes()).hexdigest() != md5:
+            raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to download it again")
     for path in task.sources(folder):
         print(f"read     {path}")
-        if task.name != "listops" and md5 and path.name == Path(name).name:
-            if hashlib.md5(path.read_bytes()).hexdigest() != md5:
-                raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to download it again")
     home = folder / "prepared" / task.name
     store(home, task, task.sources(folder))
     data = load(task, folder)
@@ -412,8 +427,9 @@ def show(task, args):
             text = "\n".join(line for part in text.splitlines() for line in textwrap.wrap(part, 78))
         print(f"document {i}\n{text}\n")
     print(f"label    {data.labels[args.row]}")
-    tokens, lengths, labels = task.batch(data, np.arange(args.row, min(args.row + task.recipe["batch"], len(data.labels))))
-    print(f"a batch  tokens {tuple(tokens.shape)}, lengths {int(lengths.min())} to {int(lengths.max())}, labels {tuple(labels.shape)}")
+    tokens, lengths, labels = next(task.stream(0, min(32, len(data.labels))))
+    print(f"a batch  tokens {tuple(tokens.shape)}, lengths {lengths.min()} to {lengths.max()}, "
+          f"labels {tuple(labels.shape)}")
     for split, (tokens, offsets, labels) in task.data.items():
         n = np.diff(offsets)
         print(f"{split:8s} {len(labels):,} rows; tokens {n.min():,} to {n.max():,}, median {int(np.median(n)):,}\n"
@@ -421,7 +437,7 @@ def show(task, args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="lra.py", description=__doc__.split("\n\n  listops")[0],
+    parser = argparse.ArgumentParser(prog="lra.py", description=__doc__.split("\n\n  listops ")[0],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("command", choices=("prepare", "show"))

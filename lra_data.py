@@ -57,7 +57,7 @@ PIECES = [*(f"{digit} )" for digit in range(10)), "] )", "] ) )",               
           *("( " * (k + 1) + op for op in OPERATORS for k in range(2, 11))]     # operator of k is preceded by k + 1 "("
 
 
-def listops_block(seed, block, trees=2048):
+def listops_block(seed, block, trees=512):
     """The rows, as lines of LRA's file, that `trees` random trees leave; only seed and block decide which.
 
     All trees grow together, a level at a time: each argument is an operator with probability ¼, at depth 10 never. A
@@ -68,7 +68,7 @@ def listops_block(seed, block, trees=2048):
     for depth in range(2, DEPTH + 1):
         tree = tree[length[tree] < LENGTHS[1]]                                  # owner of each operator one level up
         arity = rng.integers(ARGUMENTS[0], ARGUMENTS[1] + 1, len(tree))
-        child = np.repeat(tree, arity)                                          # owner of each argument, siblings in a row
+        child = np.repeat(tree, arity)                                          # owner of each argument
         is_op = rng.random(len(child)) < (0.25 if depth < DEPTH else 0)
         length += np.bincount(child, minlength=trees) + np.bincount(child[is_op], minlength=trees)
         levels.append((tree, arity, child, is_op))
@@ -76,7 +76,7 @@ def listops_block(seed, block, trees=2048):
     good = (length > LENGTHS[0]) & (length < LENGTHS[1])
     levels = [(arity[good[tree]], is_op[good[child]]) for tree, arity, child, is_op in levels]
 
-    size, value, below = None, None, []                                         # of all nodes of a level, from the leaves up
+    size, value, below = None, None, []                                         # of a level's operators, leaves first
     for arity, is_op in reversed(levels):
         nodes, digits = np.ones(len(is_op), int), rng.integers(0, 10, len(is_op))
         if size is not None:
@@ -132,7 +132,8 @@ def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
     """basic_{train,val,test}.tsv in LRA's layout; all three appear, whole, or none."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = listops_lines(sum(rows), seed, workers)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part, tqdm(total=sum(rows), unit="row", ncols=80) as bar:
+    with (tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part,
+          tqdm(total=sum(rows), unit="row", ncols=80) as bar):
         for split, n in zip(SPLITS, rows):
             with open(f"{part}/{split}", "wb") as file:
                 file.write(b"Source\tTarget\r\n")
@@ -140,7 +141,7 @@ def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
                     file.write(line)
                     bar.update()
         lines.close()
-        for split in reversed(SPLITS):                                          # train last: without it there is no data
+        for split in reversed(SPLITS):                                          # train last: it is what is looked for
             os.replace(f"{part}/{split}", folder / f"basic_{split}.tsv")
 
 
@@ -174,9 +175,9 @@ def split_files(sources, names):
         files["test"] = files.pop("val")
     if "test" not in files:
         raise ValueError(f"{sources[0].parent} has {names[0]} but neither {names[1]} nor {names[2]}")
-    carve = "val" not in files
+    tenth = "train" if "val" in files else "val"
     for split, path in files.items():
-        yield path, (lambda i: "val" if i % 10 == 9 else "train") if carve and split == "train" else lambda i, split=split: split
+        yield path, lambda i, split=split: tenth if split == "train" and i % 10 == 9 else split
 
 
 def read_listops(sources):
@@ -187,8 +188,8 @@ def read_listops(sources):
                 tokens = bytes([LISTOPS[symbol] for symbol in symbols])
             except KeyError as error:
                 raise ValueError(f"{path}, row {row}: unknown token {error.args[0][:20]!r}") from None
-            if not tokens or target not in LISTOPS or LISTOPS[target] > 10:
-                raise ValueError(f"{path}, row {row}: " + ("no tokens" if not tokens else f"the target {target[:20]!r} is no digit"))
+            if not tokens or not 1 <= LISTOPS.get(target, 0) <= 10:
+                raise ValueError(f"{path}, row {row}: no expression, or the target {target[:20]!r} is no digit")
             yield split(i), LISTOPS[target] - 1, tokens
 
 
@@ -203,7 +204,7 @@ def read_text(sources):
     source, rows = sources[0], {}
     name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
     if source.is_dir():
-        for path in (path for part in ("train", "test") for kind in ("pos", "neg") for path in (source / part / kind).glob("*.txt")):
+        for path in (path for folder in sources[1:] for path in folder.glob("*.txt")):
             if path.stat().st_size > 1 << 24:
                 raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no review")
             rows[name.fullmatch(path.as_posix()).groups()] = path.read_bytes()
@@ -223,7 +224,7 @@ def read_retrieval(sources):
 
 
 def read_image(sources):
-    """Records of a label and the red, green and blue planes, to luma; the last tenth of the training batches validates."""
+    """Records of a label and red, green and blue planes, to luma; the last tenth of the training batches validates."""
     if sources[0].suffix == ".bin":
         files = {path.name: path.read_bytes() for path in sources if size_check(path, path.stat().st_size)}
     else:
@@ -250,7 +251,7 @@ def read_image(sources):
 
 def size_check(where, size):
     if size % 3073 or not 0 < size <= 3073 * 100_000:
-        raise ValueError(f"{where}: {size:,} bytes are no whole number of 3,073-byte records (a label and 3 × 1,024 pixels)")
+        raise ValueError(f"{where}: {size:,} bytes are no whole number of records of 3,073 (a label, 3 × 1,024 pixels)")
     return True
 
 
@@ -308,7 +309,7 @@ def archive(path, limit=1 << 30):
                 raise ValueError(f"damaged at byte {tar.offset:,} of the unpacked archive")
     except FileNotFoundError:
         raise
-    except Exception as error:                                                  # three decoders with exceptions of their own
+    except Exception as error:                                                  # and so has an archive's
         raise ValueError(f"{path}: no whole archive ({type(error).__name__}: {error})") from None
     for member in members:
         if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
@@ -357,7 +358,7 @@ def load(task, folder):
 
 
 def stamp(sources):
-    return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in sources}
+    return {"/".join(path.parts[-3:]): [path.stat().st_size, path.stat().st_mtime_ns] for path in sources}
 
 
 def checksum(path):
@@ -443,7 +444,7 @@ def download(address, path, md5=None):
 def unpack(path, folder, wanted, limit=1 << 34):
     """The part of LRA's release whose names hold `wanted`, into folder; 16 GB at most, whole or not at all."""
     if not hasattr(tarfile, "data_filter"):
-        raise ValueError("this Python's tarfile cannot unpack safely (no data filter): use 3.10.12, 3.11.4, 3.12 or newer")
+        raise ValueError("this Python's tarfile has no data filter to unpack safely: use 3.10.12, 3.11.4, 3.12 or newer")
     total = 0
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
         try:
