@@ -173,8 +173,10 @@ def split_files(sources, names):
     if "test" not in files and "val" in files:
         print(f"no {names[2]}: {names[1]} is the test set, every tenth row of {names[0]} validates", file=sys.stderr)
         files["test"] = files.pop("val")
-    if "test" not in files:
-        raise ValueError(f"{sources[0].parent} has {names[0]} but neither {names[1]} nor {names[2]}")
+    for split, name in (("train", names[0]), ("test", names[2])):
+        if split not in files:
+            raise ValueError(f"{sources[0].parent / name} is missing beside {', '.join(path.name for path in sources)}. In "
+                             "an empty data folder, python lra.py prepare TASK makes or downloads all of them")
     tenth = "train" if "val" in files else "val"
     for split, path in files.items():
         yield path, lambda i, split=split: tenth if split == "train" and i % 10 == 9 else split
@@ -396,7 +398,7 @@ def reopen(home, task, sources):
         text = file.read(1 << 24)
     try:
         index = json.loads(text)
-        files, stamps = index["files"], index["sources"]
+        files, stamps = dict(index["files"]), index["sources"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{home / 'index.json'} is damaged") from None
     if sources and stamps != stamp(sources):
