@@ -1,0 +1,461 @@
+"""Long Range Arena (Tay et al. 2021): five tasks and their classifier.
+
+  python lra.py prepare listops    generate it by LRA's rules, about a minute
+  python lra.py prepare image      read CIFAR-10, downloaded if not there
+  python lra.py show pathfinder    one example decoded, lengths, label counts
+  python train.py --task text      train; --size paper, --model lru, …
+
+The data folder is --data DIR, or the environment variable GRIL_DATA, or data/.
+`prepare` leaves token arrays there that open at once; every task also opens
+straight from the files as people download them.
+
+  listops     nested MIN, MAX, MED, SM of digits     -> the value, 10 classes        500 to 2,000 tokens
+  text        an IMDb review, byte by byte           -> positive or negative         up to 4,096 bytes
+  retrieval   two papers, byte by byte               -> does one cite the other?     2 × up to 4,000 bytes
+  image       a CIFAR-10 picture in grey, by pixels  -> 10 classes                   1,024 pixels
+  pathfinder  dashed curves, pixel by pixel          -> are the two dots connected?  1,024 pixels
+
+The file, top to bottom (Sec. 5, App. E; the data itself is lra_data.py's): 1. batches; 2. the classifier and the table
+of models; 3. the five tasks with their presets; 4. the command line.
+
+Glossary. A row has a label and one document, or two; a document is a string of tokens, each one byte. Text keeps its
+bytes' own numbers: 0 is padding, 256 an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2%
+larger than the paper's count). ListOps has 15 symbols and padding. H, P, J, w as in gril.py.
+"""
+import argparse
+import bisect
+import hashlib
+import os
+import sys
+import textwrap
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import baselines
+from gril import Block, GrilMixer, known
+from lra_data import (SPLITS, SYMBOLS, data_folder, download, generate_listops, load, read_image, read_listops,
+                      read_pathfinder, read_retrieval, read_text, store, unpack)
+
+END = 256                                       # the end token
+
+
+# ------------------------------------------------------------------------------------------------------ 1. batches
+
+class Stream:
+    """Endless training batches. Seed and epoch fix the order, so (epoch, index) is the whole position.
+
+    Rows are shuffled, then sorted by length within pools of 64 batches, so that little is padding, and the batches
+    shuffled again. Every rank has the same global batches and takes each world-th row of them.
+    """
+
+    def __init__(self, task, seed, batch, device="cpu", rank=0, world=1):
+        self.task, self.data, self.seed, self.batch, self.device = task, task.data["train"], seed, batch, device
+        self.rank, self.world = rank, world
+        if batch % world:
+            raise ValueError(f"a batch of {batch} cannot be shared equally by {world} processes")
+        if len(self.data.labels) < batch:
+            raise ValueError(f"{task.name} has {len(self.data.labels):,} training rows, fewer than a batch of {batch}: "
+                             "choose a smaller --batch")
+        self.seek((0, 0))
+
+    def seek(self, position):
+        self.epoch, self.index = position
+        rng = np.random.default_rng([self.seed, self.epoch])
+        rows = rng.permutation(len(self.data.labels))[:len(self.data.labels) // self.batch * self.batch]
+        pool = np.arange(len(rows)) // (64 * self.batch)
+        rows = rows[np.lexsort((self.task.lengths(self.data, rows), pool))].reshape(-1, self.batch)
+        self.order = rows[rng.permutation(len(rows))]                           # (batches, batch)
+
+    def position(self):
+        return self.epoch, self.index
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == len(self.order):
+            self.seek((self.epoch + 1, 0))
+        rows = self.order[self.index][self.rank::self.world]
+        self.index += 1
+        return self.task.batch(self.data, rows, self.device)
+
+
+# -------------------------------------------------------------------------------------------------------- 2. models
+
+class Pixels(nn.Linear):
+    """Grey values 0 … 255, about standardised, to H channels."""
+
+    def __init__(self, H):
+        super().__init__(1, H)
+
+    def forward(self, tokens):
+        x = super().forward((tokens[..., None].to(self.weight.dtype) / 255 - 0.5) / 0.25)
+        return x.to(self.weight.dtype)                                          # layers add to it: in full precision
+
+
+class Classifier(nn.Module):
+    """Embedding, layers, mean over the unpadded positions, head; two documents meet as [a, b, a - b, a ⊙ b].
+
+    Padding changes nothing: it stands at the end, every layer is causal, and the mean leaves it out.
+    """
+
+    def __init__(self, embed, layers, norm, H, classes, documents=1):
+        super().__init__()
+        self.embed, self.layers, self.documents = embed, nn.ModuleList(layers), documents
+        self.norm = nn.LayerNorm(H) if norm else nn.Identity()
+        self.head = nn.Linear(H, classes) if documents == 1 else nn.Sequential(
+            nn.Linear(4 * H, H), nn.GELU(), nn.Linear(H, classes))
+
+    def forward(self, tokens, lengths):
+        x = self.embed(tokens)                                                  # (B, T, H), both documents in one batch
+        for layer in self.layers:
+            x = layer(x)
+        x = self.norm(x)
+        inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]   # (B, T)
+        x = (x * inside[..., None]).sum(1) / lengths[:, None].to(x.dtype)       # (B, H)
+        if self.documents == 2:
+            a, b = x.chunk(2)
+            x = torch.cat([a, b, a - b, a * b], -1)                             # (B, 4H)
+        return self.head(x)
+
+
+def gril_layer(w):
+    return lambda H, r: Block(GrilMixer(H, r["P"], r["J"], w, r["r_min"], r["r_max"], gate=r["gate"]), H, r["dropout"])
+
+
+def baseline(name, **options):
+    """A layer of baselines.py; an option that is a string is a number of the recipe."""
+    return lambda H, r: baselines.MODELS[name]["layer"](
+        H, dropout=r["dropout"], **{key: r[v] if isinstance(v, str) else v for key, v in options.items()})
+
+
+MODELS = {              # a layer of width H by recipe r; layers of it for one of GRIL's; one more norm before the head
+    "gril":             dict(layer=gril_layer(3), depth=1, norm=False),
+    "linear_attention": dict(layer=gril_layer(1), depth=1, norm=False),       # w = 1: a gated one (Sec. 4.5)
+    "s5":               dict(layer=baseline("s5"), depth=1, norm=False),
+    "lru":              dict(layer=baseline("lru", r_min="r_min", r_max="r_max"), depth=1, norm=False),
+    "mamba":            dict(layer=baseline("mamba"), depth=1, norm=True),
+    "griffin":          dict(layer=baseline("griffin", heads=4), depth=1 / 3, norm=True),       # a layer is three there
+    "transformer":      dict(layer=baseline("transformer", heads=4), depth=1, norm=True),
+}
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+# --------------------------------------------------------------------------------------------------------- 3. tasks
+
+COLUMNS = "layers H P J steps warmup lr recurrent_lr weight_decay dropout batch length r_min r_max gate".split()
+TINY = {            # a laptop: 20 minutes on two CPU cores at 25,000 tokens a second
+    "listops":    (2, 64, 64, 8, 900, 100, 2e-3, 1e-3, 0.05, 0.0, 32, 2048, 0.0, 0.9, "real"),
+    "text":       (2, 64, 64, 8, 1000, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.5, 0.9, "real"),
+    "retrieval":  (2, 64, 64, 8, 400, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.5, 0.9, "real"),
+    "image":      (2, 64, 64, 8, 800, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+    "pathfinder": (2, 64, 64, 8, 800, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+}
+PAPER = {           # App. E; not in the paper: the recurrent rate (a quarter here), gate, clipping, validation, patience
+    "listops":    (6, 128, 32, 8, 300_000, 30_000, 2e-3, 5e-4, 0.05, 0.0, 32, 2048, 0.0, 0.9, "complex"),
+    "text":       (6, 256, 128, 16, 78_200, 4_000, 5e-4, 1.25e-4, 0.12, 0.1, 32, 4096, 0.5, 0.9, "complex"),
+    "retrieval":  (4, 128, 256, 16, 100_000, 10_000, 4e-3, 1e-3, 0.01, 0.1, 64, 4000, 0.5, 0.9, "complex"),
+    "image":      (7, 512, 256, 2, 281_400, 28_000, 4e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+    "pathfinder": (6, 256, 128, 16, 500_000, 1_000, 4e-4, 1e-4, 0.10, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+}
+
+
+def presets(name):
+    """Presets of a task; evaluate_rows are the rows of a validation on the way, 0 for all."""
+    loop = dict(clip=1.0, choose="accuracy", higher=True)
+    return {"tiny": dict(zip(COLUMNS, TINY[name]), **loop, evaluate_every=200, evaluate_rows=1000,
+                         checkpoint_every=200, patience=0),
+            "paper": dict(zip(COLUMNS, PAPER[name]), **loop, evaluate_every=2000, evaluate_rows=0,
+                          checkpoint_every=2000, patience=50)}
+
+
+class LRATask:
+    """What the training loop asks for; the five tasks below say what differs."""
+    documents, end = 1, False                   # per row; does an end token follow each?
+
+    def __init__(self, recipe, data=None, **options):
+        self.recipe, self.folder, self._data = {**recipe, **options}, data_folder(data), None
+
+    # ---- data
+
+    @classmethod
+    def sources(cls, folder):
+        """The published files of the first place that has any."""
+        found = ([path for path in cls.files(folder / place) if path.exists()] for place in cls.places)
+        return next(filter(None, found), [])
+
+    @staticmethod
+    def files(place):
+        return [place]
+
+    @property
+    def data(self):
+        if self._data is None:
+            self._data = load(self, self.folder)
+        return self._data
+
+    def lengths(self, data, rows):
+        """Tokens that the model reads of each row's longer document: cut at the recipe's length, with the end token."""
+        documents = rows[:, None] * self.documents + np.arange(self.documents)
+        n = data.offsets[documents + 1] - data.offsets[documents]
+        return np.minimum(n.max(1) + self.end, self.recipe["length"])
+
+    def batch(self, data, rows, device="cpu"):
+        """(tokens (B, T), lengths (B,), labels) of rows, T the longest here; of two documents all first ones come first."""
+        documents = (rows * self.documents + np.arange(self.documents)[:, None]).reshape(-1)
+        starts = data.offsets[documents]
+        lengths = np.minimum(data.offsets[documents + 1] - starts, self.recipe["length"] - self.end)
+        tokens = np.zeros((len(documents), lengths.max() + self.end), np.int32)
+        for line, start, n in zip(tokens, starts, lengths):
+            line[:n] = data.tokens[start:start + n]
+            if self.end:
+                line[n] = END
+        batch = (torch.from_numpy(x) for x in (tokens, lengths + self.end, data.labels[rows].astype(np.int64)))
+        if torch.device(device).type == "cuda":
+            return tuple(x.pin_memory().to(device, non_blocking=True) for x in batch)
+        return tuple(x.to(device) for x in batch)
+
+    def stream(self, seed, batch, device="cpu", rank=0, world=1):
+        return Stream(self, seed, batch, device, rank, world)
+
+    def example(self, batch):
+        """A batch of full length on the default device, of ones: for the dry run."""
+        n = batch * self.documents
+        return (torch.ones(n, self.recipe["length"], dtype=torch.int32),
+                torch.full((n,), self.recipe["length"]), torch.ones(batch, dtype=torch.int64))
+
+    # ---- model and loss
+
+    def model(self, name="gril"):
+        """The named classifier; a baseline is as wide as makes its parameters come nearest to GRIL's on this task."""
+        r = self.recipe
+        known("model", name, MODELS)
+
+        def build(H, name=name):
+            row = MODELS[name]
+            embed = nn.Embedding(self.vocabulary, H) if self.vocabulary else Pixels(H)
+            layers = [row["layer"](H, r) for _ in range(max(1, round(r["layers"] * row["depth"])))]
+            return Classifier(embed, layers, row["norm"], H, self.classes, self.documents)
+        if name in ("gril", "linear_attention"):
+            return build(r["H"])
+        with torch.device("meta"):
+            goal = parameters(build(r["H"], "gril"))
+            widths = range(4, 8 * r["H"], 4)
+            i = bisect.bisect(widths, goal, key=lambda H: parameters(build(H)))
+            H = min(widths[max(0, i - 1):i + 1], key=lambda H: abs(parameters(build(H)) - goal))
+        return build(H)
+
+    def loss(self, model, batch):
+        tokens, lengths, labels = batch
+        return F.cross_entropy(model(tokens, lengths), labels)
+
+    @torch.no_grad()
+    def evaluate(self, model, split, rows=0):
+        """Mean loss and accuracy in percent on a split, or on `rows` of it evenly spread."""
+        data, device = self.data[split], next(model.parameters()).device
+        n = len(data.labels)
+        rows = np.arange(n) if not rows or rows >= n else np.linspace(0, n - 1, rows).astype(int)
+        rows = rows[np.argsort(self.lengths(data, rows), kind="stable")]
+        loss = correct = 0
+        for part in np.split(rows, range(self.recipe["batch"], len(rows), self.recipe["batch"])):
+            tokens, lengths, labels = self.batch(data, part, device)
+            logits = model(tokens, lengths).float()
+            loss = loss + F.cross_entropy(logits, labels, reduction="sum")
+            correct = correct + (logits.argmax(-1) == labels).sum()
+        return float(loss) / len(rows), 100 * float(correct) / len(rows)
+
+    def validate(self, model):
+        """A row of metrics.csv. The test accuracy is there for the paper's "best over a run"; it chooses nothing."""
+        loss, accuracy = self.evaluate(model, "val", self.recipe["evaluate_rows"])
+        _, test_accuracy = self.evaluate(model, "test", self.recipe["evaluate_rows"])
+        return dict(loss=loss, accuracy=accuracy, test_accuracy=test_accuracy)
+
+    def report(self, model, seed=0):
+        (loss, accuracy), labels = self.evaluate(model, "test"), self.data["test"].labels
+        return dict(test_loss=loss, test_accuracy=accuracy, test_rows=len(labels),
+                    most_frequent=100 * np.bincount(labels).max() / len(labels), parameters=parameters(model))
+
+    def table(self, r):
+        """result.json as a person reads it."""
+        lines = [(f"{r.get('model', 'model')}, {r['parameters']:,} parameters", r["test_accuracy"]),
+                 ("  best on test over the run, as in the paper", r.get("best_test_accuracy")),
+                 ("always the most frequent class", r["most_frequent"]),
+                 ("the paper's GRIL, full size and data", self.paper_accuracy)]
+        return "\n".join([f"{self.name}: accuracy in percent on {r['test_rows']:,} test rows"]
+                         + [f"{name:52s}{value:8.2f}" for name, value in lines if value is not None])
+
+
+class ListOps(LRATask):
+    name, classes, vocabulary = "listops", 10, len(SYMBOLS) + 1
+    paper_parameters, paper_accuracy = 0.26e6, 62.40
+    recipes = presets("listops")
+    places = "listops", "lra_release/listops-1000", "lra_release/lra_release/listops-1000"
+    read = staticmethod(read_listops)
+
+    @staticmethod
+    def files(place):
+        return [place / f"basic_{split}.tsv" for split in SPLITS]
+
+    @staticmethod
+    def decode(tokens):
+        return " ".join(SYMBOLS[token - 1] for token in tokens)
+
+
+class Text(LRATask):
+    name, classes, vocabulary, end = "text", 2, 257, True
+    paper_parameters, paper_accuracy = 1.43e6, 86.86
+    recipes = presets("text")
+    places = tuple(f"{where}{name}" for name in ("aclImdb", "aclImdb_v1.tar.gz", "aclImdb.tar.gz", "aclImdb.tar.xz")
+                   for where in ("imdb/", ""))
+    published = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "imdb/aclImdb_v1.tar.gz", \
+        "7c2ac02c03563afcf9b574c7e56c153a"
+    read = staticmethod(read_text)
+
+    @staticmethod
+    def files(place):
+        folders = [place / split / kind for split in ("train", "test") for kind in ("pos", "neg")]
+        return [place, *folders] if place.is_dir() else [place]
+
+    @staticmethod
+    def decode(tokens):
+        return bytes(tokens).decode("utf-8", "replace")
+
+
+class Retrieval(LRATask):
+    name, classes, vocabulary, documents, end = "retrieval", 2, 257, 2, True
+    paper_parameters, paper_accuracy = 1.00e6, 87.90
+    recipes = presets("retrieval")
+    places = "retrieval", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data"
+    published = "https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra_release.gz", None
+    wanted = "tsv_data"                         # of LRA's release, which is 8 GB
+    read, decode = staticmethod(read_retrieval), staticmethod(Text.decode)
+
+    @staticmethod
+    def files(place):
+        return [place / f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
+
+
+class Image(LRATask):
+    name, classes, vocabulary = "image", 10, None
+    paper_parameters, paper_accuracy = 6.46e6, 72.56
+    recipes = presets("image")
+    places = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
+    published = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz", \
+        "c32a1d4ab5d03f1284b67883e8d87530"
+    read = staticmethod(read_image)
+
+    @staticmethod
+    def files(place):
+        names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+        return [place / name for name in names] if place.is_dir() else [place]
+
+    @staticmethod
+    def decode(tokens):
+        ink = [2 * " .:-=+*#%@"[pixel * 10 // 256] for pixel in tokens]
+        return "\n".join("".join(ink[i:i + 32]) for i in range(0, 1024, 32))
+
+
+class Pathfinder(Image):
+    name, classes = "pathfinder", 2
+    paper_parameters, paper_accuracy = 1.39e6, 72.86
+    recipes = presets("pathfinder")
+    wanted = "pathfinder32/curv_contour_length_14"
+    places = wanted, f"lra_release/{wanted}", f"lra_release/lra_release/{wanted}"
+    published = Retrieval.published
+    read = staticmethod(read_pathfinder)
+
+    @staticmethod
+    def files(place):
+        return sorted((place / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path.name))
+
+
+LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)}
+
+
+# ---------------------------------------------------------------------------------------------- 4. the command line
+
+def prepare(task, args):
+    """Gets a task ready: generates, downloads or just reads, then writes the token arrays."""
+    folder, start = task.folder, time.perf_counter()
+    if task.name == "listops":
+        asked = args.rows is not None or args.seed is not None
+        if asked and task.sources(folder) and not args.force:
+            raise ValueError(f"{task.sources(folder)[0].parent} has rows already: --force replaces them, another --data "
+                             "leaves them alone")
+        if asked or args.force or not task.sources(folder):
+            rows, seed = args.rows or (96_000, 2_000, 2_000), args.seed or 0
+            if min(rows) < 1 or args.workers < 1 or seed < 0:
+                raise ValueError("--rows and --workers must be at least 1, --seed at least 0")
+            print(f"generating {' + '.join(f'{n:,}' for n in rows)} rows, seed {seed}, {args.workers} workers")
+            generate_listops(folder / "listops", rows, seed, args.workers)
+    else:
+        address, name, md5 = task.published
+        if not task.sources(folder):
+            if not (folder / name).exists():
+                download(address, folder / name, md5)
+            if hasattr(task, "wanted"):
+                unpack(folder / name, folder, task.wanted)
+        path = folder / name
+        if md5 and path in task.sources(folder) and hashlib.md5(path.read_bytes()).hexdigest() != md5:
+            raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to download it again")
+    for path in task.sources(folder):
+        print(f"read     {path}")
+    home = folder / "prepared" / task.name
+    store(home, task, task.sources(folder))
+    data = load(task, folder)
+    print(f"written  {home}")
+    for split, (tokens, _, labels) in data.items():
+        print(f"{split:8s} {len(labels):8,} rows {len(tokens):14,} tokens")
+    print(f"{time.perf_counter() - start:.1f} seconds")
+
+
+def show(task, args):
+    """One example as a person reads it, then what there is."""
+    data = task.data["train"]
+    if not 0 <= args.row < len(data.labels):
+        raise ValueError(f"--row {args.row}: the training rows are 0 to {len(data.labels) - 1:,}")
+    for i in range(args.row * task.documents, (args.row + 1) * task.documents):
+        text = task.decode(data.tokens[data.offsets[i]:data.offsets[i + 1]].tolist())
+        if task.vocabulary:
+            text = text if len(text) < 600 else text[:600] + " …"
+            text = "\n".join(line for part in text.splitlines() for line in textwrap.wrap(part, 78))
+        print(f"document {i}\n{text}\n")
+    print(f"label    {data.labels[args.row]}")
+    tokens, lengths, labels = next(task.stream(0, min(32, len(data.labels))))
+    print(f"a batch  tokens {tuple(tokens.shape)}, lengths {lengths.min()} to {lengths.max()}, "
+          f"labels {tuple(labels.shape)}")
+    for split, (tokens, offsets, labels) in task.data.items():
+        n = np.diff(offsets)
+        print(f"{split:8s} {len(labels):,} rows; tokens {n.min():,} to {n.max():,}, median {int(np.median(n)):,}\n"
+              f"         labels {' '.join(map(str, np.bincount(labels, minlength=task.classes)))}")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="lra.py", description=__doc__.split("\n\n  listops ")[0],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("command", choices=("prepare", "show"))
+    add("task", help=", ".join(LRA))
+    add("--data", help="data folder (default: GRIL_DATA, or data)")
+    add("--rows", type=int, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="of ListOps (default 96000 2000 2000)")
+    add("--seed", type=int, help="of ListOps (default 0)")
+    add("--workers", type=int, default=os.cpu_count(), help="processes that generate ListOps (default: one a core)")
+    add("--force", action="store_true", help="generate ListOps again over what is there")
+    add("--row", type=int, default=0, help="which training example to show (default 0)")
+    args = parser.parse_args(argv)
+    try:
+        Task = known("task", args.task, LRA)
+        {"prepare": prepare, "show": show}[args.command](Task(Task.recipes["tiny"], args.data), args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"lra.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,834 @@
+"""Long Range Arena: labels recomputed, generated data against LRA's, readers on good and bad files, batches, models.
+
+    .venv/bin/python -m pytest -q test_lra.py               GRIL_DATA=DIR adds the real files
+    .venv/bin/python -m pytest -q test_lra.py -m slow       each task overfits 64 rows; 5,000 generated rows; fuzzing
+"""
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import random
+import shutil
+import statistics
+import struct
+import tarfile
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lra
+import lra_data
+from lra import LRA, MODELS, parameters
+from lra_data import listops_block, listops_lines
+
+REAL = Path(os.environ.get("GRIL_DATA", "/nonexistent"))
+f64 = torch.float64
+small = dict(layers=2, H=8, P=8, J=2, dropout=0.0)
+
+
+def real(name):
+    """The task on real files, or no test."""
+    if not LRA[name].sources(REAL):
+        pytest.skip(f"no {name} in GRIL_DATA")
+    return REAL
+
+
+# ------------------------------------------------------------------------------------------- small files of each kind
+
+EXPRESSIONS = ["( ( ( [MAX 3 ) 7 ) ] )\t7",
+               "( ( ( ( [MED 1 ) 4 ) 8 ) ] )\t4", "( ( ( [SM 9 ) ( ( ( [MIN 5 ) 2 ) ] ) ) ] )\t1"]
+
+
+def write_listops(folder, rows=20):
+    (folder / "listops").mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val", "test"):
+        lines = ["Source\tTarget", *(EXPRESSIONS[i % 3] for i in range(rows))]
+        (folder / f"listops/basic_{split}.tsv").write_bytes("".join(f"{line}\r\n" for line in lines).encode())
+
+
+def write_retrieval(folder, rows=20):
+    (folder / "retrieval").mkdir(parents=True, exist_ok=True)
+    for split in ("train", "eval", "test"):
+        lines = (f"{i % 2}.0\tA{i}\tB{i}\tpaper {i}\tcites \"{'x' * i}\n" for i in range(rows))
+        (folder / f"retrieval/new_aan_pairs.{split}.tsv").write_text("".join(lines))
+
+
+def reviews(rows=20):
+    return {f"aclImdb/{part}/{kind}/{i}_{7 if kind == 'pos' else 2}.txt": f"{kind} film {i} in {part}".encode()
+            for part in ("train", "test") for kind in ("pos", "neg") for i in range(rows)}
+
+
+def tar(members):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as file:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+def write_text(folder, rows=20):
+    (folder / "imdb").mkdir(parents=True, exist_ok=True)
+    (folder / "imdb/aclImdb.tar.xz").write_bytes(lzma.compress(tar(reviews(rows))))
+
+
+def cifar(rows=20):
+    rng = np.random.default_rng(0)
+    names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    records = {name: rng.integers(0, 256, (rows, 3073), dtype=np.uint8) for name in names}
+    for array in records.values():
+        array[:, 0] = np.arange(rows) % 10
+    return records
+
+
+def write_image(folder, rows=20):
+    (folder / "cifar-10-batches-bin").mkdir(parents=True, exist_ok=True)
+    for name, records in cifar(rows).items():
+        (folder / "cifar-10-batches-bin" / name).write_bytes(records.tobytes())
+
+
+def png(pixels):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    height, width = pixels.shape
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+            + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b""))
+
+
+def picture(i):
+    return np.random.default_rng(i).integers(0, 256, (32, 32), dtype=np.uint8)
+
+
+def write_pathfinder(folder, rows=20):
+    home = folder / "pathfinder32/curv_contour_length_14"
+    for d in range(2):
+        (home / f"imgs/{d}").mkdir(parents=True, exist_ok=True)
+        (home / "metadata").mkdir(exist_ok=True)
+        lines = (f"imgs/{d} sample_{i}.png {i} {i % 2} 1.0 14\n" for i in range(rows))
+        (home / f"metadata/{d}.npy").write_text("".join(lines))
+        for i in range(rows):
+            (home / f"imgs/{d}/sample_{i}.png").write_bytes(png(picture(rows * d + i)))
+
+
+WRITE = dict(listops=write_listops, text=write_text, retrieval=write_retrieval,
+             image=write_image, pathfinder=write_pathfinder)
+
+
+def task(name, folder, **options):
+    """The task on small files that are written now, unless there are some."""
+    if not LRA[name].sources(folder):
+        WRITE[name](folder)
+    return LRA[name](dict(LRA[name].recipes["tiny"], **small), folder, **options)
+
+
+def documents(split):
+    return [split.tokens[a:b].tobytes() for a, b in zip(split.offsets, split.offsets[1:])]
+
+
+# -------------------------------------------------------------------------------------------------- 1. ListOps itself
+
+def evaluate(symbols):
+    """The value of an expression, and LRA's text of it, by a stack: nothing shared with the generator."""
+    stack = []
+    for symbol in symbols:
+        if symbol != "]":
+            stack.append((symbol, None) if symbol[0] == "[" else (symbol, int(symbol)))
+            continue
+        arguments = []
+        while stack[-1][1] is not None:
+            arguments.insert(0, stack.pop())
+        (op, _), values = stack.pop(), sorted(value for _, value in arguments)
+        value = {"[MIN": values[0], "[MAX": values[-1], "[SM": sum(values) % 10,
+                 "[MED": int(statistics.median(values))}[op]
+        text = op
+        for argument, _ in arguments:
+            text = f"( {text} {argument} )"
+        stack.append((f"( {text} ] )", value))
+    [(text, value)] = stack
+    return text, value
+
+
+def check_rows(lines):
+    for i, line in enumerate(lines):
+        source, target = line.rstrip("\r\n").split("\t")
+        symbols = [symbol for symbol in source.split() if symbol not in "()"]
+        text, value = evaluate(symbols)
+        assert value == int(target), f"row {i}: {value}, not {target}"
+        assert text == source, f"row {i}: the parentheses stand elsewhere"
+        yield symbols, value
+
+
+@pytest.mark.parametrize("split, rows", (("train", 2000), ("val", 200)))
+def test_an_independent_evaluator_agrees_with_every_label_of_lra(split, rows):
+    path = real("listops") / f"listops/basic_{split}.tsv"
+    with open(path, newline="") as file:
+        lines = file.read().split("\r\n")[1:-1]
+    assert len(list(check_rows(lines))) >= rows
+
+
+def test_an_independent_evaluator_agrees_with_every_generated_label():
+    rows = list(check_rows(line.decode() for line in listops_lines(400, seed=3)))
+    assert len(rows) == 400 and all(500 < len(symbols) < 2000 for symbols, _ in rows)
+
+
+def test_generated_rows_do_not_depend_on_the_workers():
+    one = list(listops_lines(600, seed=5, workers=1))
+    assert one == list(listops_lines(600, seed=5, workers=2))
+    assert one[:100] == list(listops_lines(100, seed=5)) and one[:100] != list(listops_lines(100, seed=6))
+    assert len(set(one)) == 600
+
+
+def test_duplicates_are_left_out(monkeypatch):
+    monkeypatch.setattr(lra_data, "listops_block", lambda seed, block: [b"a", b"b", b"a", b"%d" % block])
+    assert list(listops_lines(5)) == [b"a", b"b", b"0", b"1", b"2"]
+
+
+def slow_rows(n, seed):
+    """LRA's rules once more, the plain way: one tree after the other, node by node."""
+    rng = random.Random(seed)
+
+    def grow(depth):
+        if depth == 10 or rng.random() > 0.25:
+            return [str(rng.randrange(10))]
+        inside = [symbol for _ in range(rng.randint(2, 10)) for symbol in grow(depth + 1)]
+        return [rng.choice(["[MIN", "[MAX", "[MED", "[SM"]), *inside, "]"]
+    rows = []
+    while len(rows) < n:
+        symbols = grow(1)
+        if 500 < len(symbols) < 2000:
+            rows.append((symbols, evaluate(symbols)[1]))
+    return rows
+
+
+def depth(symbols):
+    """How deep the symbols stand, on average."""
+    return np.cumsum([(symbol[0] == "[") - (symbol == "]") for symbol in symbols]).mean()
+
+
+def assert_same_distribution(ours, theirs):
+    """Two samples of (symbols, value): every statistic within what chance does once in a thousand."""
+    n, m = len(ours), len(theirs)
+    a, b = (np.sort([len(symbols) for symbols, _ in rows]) for rows in (ours, theirs))
+    both = np.concatenate([a, b])
+    gap = np.abs(np.searchsorted(a, both, "right") / n - np.searchsorted(b, both, "right") / m).max()
+    assert gap < 1.95 * np.sqrt((n + m) / (n * m)), f"lengths: Kolmogorov-Smirnov {gap}"
+    kinds = {"labels": (lambda s, v: [v], 27.9), "operators": (lambda s, v: [x for x in s if x[0] == "["], 16.3),
+             "digits": (lambda s, v: [x for x in s if x.isdigit()], 27.9)}
+    for name, (of, limit) in kinds.items():
+        counts = [Counter(x for row in rows for x in of(*row)) for rows in (ours, theirs)]
+        x, y = (np.array([count[key] for key in sorted(counts[0] | counts[1])]) for count in counts)
+        scale = np.sqrt(y.sum() / x.sum())
+        chi2 = ((scale * x - y / scale) ** 2 / (x + y)).sum()
+        assert chi2 < limit, f"{name}: chi² {chi2}, {counts}"
+    means = {"operators a row": lambda s: s.count("]"), "depth": depth,
+             "arguments an operator": lambda s: (len(s) - s.count("]") - 1) / s.count("]")}
+    for name, of in means.items():
+        x, y = (np.array([of(symbols) for symbols, _ in rows], float) for rows in (ours, theirs))
+        z = (x.mean() - y.mean()) / np.sqrt(x.var() / n + y.var() / m)
+        assert abs(z) < 3.3, f"{name}: {x.mean()} and {y.mean()}, z = {z}"
+
+
+def parsed(lines):
+    pairs = (line.translate({40: None, 41: None}).split("\t") for line in lines)           # without parentheses
+    return [(source.split(), int(target)) for source, target in pairs]
+
+
+def test_generated_rows_are_distributed_like_lras_files():
+    with open(real("listops") / "listops/basic_train.tsv", newline="") as file:
+        theirs = parsed(file.read().split("\r\n")[1:-1])
+    assert_same_distribution(parsed(line.decode() for line in listops_lines(5000, seed=0)), theirs)
+
+
+def test_generated_rows_are_distributed_like_the_plain_recursion():
+    assert_same_distribution(parsed(line.decode() for line in listops_lines(1000, seed=1)), slow_rows(300, seed=1))
+
+
+def test_a_short_row_would_be_noticed():
+    """The statistics above can tell: the same generator with other settings fails them."""
+    ours, theirs = (parsed(line.decode() for line in listops_lines(1000, seed)) for seed in (2, 3))
+    with pytest.raises(AssertionError, match="lengths"):
+        assert_same_distribution([row for row in ours if len(row[0]) < 1700], theirs)
+    with pytest.raises(AssertionError, match="labels"):
+        assert_same_distribution([(s, v if i % 8 else 5) for i, (s, v) in enumerate(ours)], theirs)
+
+
+# ---------------------------------------------------------------------------------------------------------- 2. readers
+
+def test_listops_is_read(tmp_path):
+    data = task("listops", tmp_path).data
+    assert {split: len(x.labels) for split, x in data.items()} == dict(train=20, val=20, test=20)
+    assert data["val"].labels[:3].tolist() == [7, 4, 1]
+    assert [LRA["listops"].decode(x) for x in documents(data["train"])[:3]] == \
+        ["[MAX 3 7 ]", "[MED 1 4 8 ]", "[SM 9 [MIN 5 2 ] ]"]
+
+
+def test_without_a_test_file_the_validation_file_tests(tmp_path, capsys):
+    task("listops", tmp_path)
+    (tmp_path / "listops/basic_test.tsv").unlink()
+    data = task("listops", tmp_path).data
+    assert {split: len(x.labels) for split, x in data.items()} == dict(train=18, val=2, test=20)
+    assert "no basic_test.tsv" in capsys.readouterr().err
+    assert documents(data["val"]) == [documents(data["test"])[i] for i in (9, 19)]
+
+
+def test_reviews_are_the_same_from_folder_and_archives(tmp_path):
+    data = task("text", tmp_path).data
+    assert {split: (len(x.labels), int(x.labels.sum())) for split, x in data.items()} == \
+        dict(train=(36, 18), val=(4, 2), test=(40, 20))
+    for document, label in zip(documents(data["test"]), data["test"].labels):
+        assert document.startswith(b"pos" if label else b"neg") and document.endswith(b"in test")
+    assert not set(documents(data["train"])) & set(documents(data["val"]))
+    (tmp_path / "gz").mkdir()
+    unlabelled = {"aclImdb/train/unsup/1_0.txt": b"no label"}
+    (tmp_path / "gz/aclImdb.tar.gz").write_bytes(gzip.compress(tar({**reviews(), **unlabelled})))
+    for name, content in reviews().items():
+        (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / name).write_bytes(content)
+    for where in ("gz", "folder"):
+        other = task("text", tmp_path / where).data
+        assert all(documents(other[split]) == documents(data[split]) for split in data), where
+
+
+def test_pairs_are_read(tmp_path):
+    data = task("retrieval", tmp_path).data["test"]
+    assert data.labels.tolist() == [0, 1] * 10
+    assert documents(data)[6:8] == [b"paper 3", b'cites "xxx']
+
+
+@pytest.mark.parametrize("packed", (False, True))
+def test_pictures_become_luma(tmp_path, packed):
+    if packed:
+        members = {f"cifar-10-batches-bin/{name}": records.tobytes() for name, records in cifar().items()}
+        (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(tar(members)))
+    data = task("image", tmp_path).data
+    assert {split: len(x.labels) for split, x in data.items()} == dict(train=90, val=10, test=20)
+    r, g, b = cifar()["data_batch_5.bin"][-10:, 1:].reshape(10, 3, 1024).swapaxes(0, 1).astype(float)
+    luma = np.rint(0.299 * r + 0.587 * g + 0.114 * b)
+    assert np.abs(data["val"].tokens.reshape(10, 1024) - luma).max() <= 0.5 + 0.5
+    assert (data["val"].tokens.reshape(10, 1024) == luma).mean() > 0.99
+    assert data["val"].labels.tolist() == list(range(10))
+
+
+def test_curves_are_read(tmp_path):
+    data = task("pathfinder", tmp_path).data
+    assert {split: len(x.labels) for split, x in data.items()} == dict(train=32, val=4, test=4)
+    assert documents(data["val"]) == [picture(i).tobytes() for i in (8, 18, 28, 38)]
+    assert documents(data["test"]) == [picture(i).tobytes() for i in (9, 19, 29, 39)]
+    assert data["val"].labels.tolist() == [0] * 4 and data["test"].labels.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("name", LRA)
+def test_real_files_are_read(name):
+    """Whatever is there: labels of every class, tokens in range, and nothing in two splits."""
+    folder = real(name)
+    data, T = LRA[name](LRA[name].recipes["tiny"], folder).data, LRA[name]
+    for split, (tokens, offsets, labels) in data.items():
+        assert set(labels.tolist()) == set(range(T.classes)), split
+        assert (np.diff(offsets) > 0).all() and offsets[-1] == len(tokens), split
+        assert T.vocabulary is None or 0 < tokens.min() <= tokens.max() < T.vocabulary, split
+    seen = [set(map(hash, documents(data[split]))) for split in data]
+    assert not T.vocabulary or name == "retrieval" or len(seen[0] & seen[2]) < 0.01 * len(seen[2])
+    if name == "pathfinder":
+        assert sum(int(x.labels.sum()) for x in data.values()) == 1033 and len(documents(data["test"])[0]) == 1024
+    if name == "image":
+        assert 0.3 < data["train"].tokens.mean() / 255 < 0.6
+
+
+# -------------------------------------------------------------------------------------- 3. preparations and downloads
+
+@pytest.mark.parametrize("name", LRA)
+def test_a_preparation_reopens_by_memory_map(tmp_path, name, capsys):
+    read = task(name, tmp_path).data
+    lra.main(["prepare", name, "--data", str(tmp_path)])
+    assert str(tmp_path / "prepared" / name) in capsys.readouterr().out
+    again = task(name, tmp_path).data
+    for split in read:
+        assert isinstance(again[split].tokens, np.memmap) and not isinstance(read[split].tokens, np.memmap)
+        for field, x, y in zip(read[split]._fields, read[split], again[split]):
+            assert x.dtype == y.dtype and np.array_equal(x, y), (split, field)
+    assert [path.name for path in (tmp_path / "prepared").iterdir()] == [name], "something else was left behind"
+    index = json.loads((tmp_path / "prepared" / name / "index.json").read_text())
+    assert index["rows"] == {split: len(x.labels) for split, x in read.items()}
+
+
+def test_opening_writes_nothing(tmp_path):
+    task("listops", tmp_path).data
+    assert [path.name for path in tmp_path.iterdir()] == ["listops"]
+
+
+def test_a_preparation_of_other_files_is_not_taken(tmp_path, capsys):
+    task("listops", tmp_path)
+    lra.main(["prepare", "listops", "--data", str(tmp_path)])
+    write_listops(tmp_path, rows=30)
+    assert len(task("listops", tmp_path).data["train"].labels) == 30
+    assert "was made from other files" in capsys.readouterr().err
+
+
+def test_a_damaged_preparation_is_not_taken(tmp_path, capsys):
+    task("listops", tmp_path)
+    home = tmp_path / "prepared/listops"
+    for name in ("train_tokens.npy", "test_offsets.npy", "val_labels.npy", "index.json"):
+        lra.main(["prepare", "listops", "--data", str(tmp_path)])
+        data = bytearray((home / name).read_bytes())
+        data[-3] ^= 1 if name.endswith("npy") else 0x60
+        (home / name).write_bytes(data if name != "index.json" else data[:-9])
+        assert len(task("listops", tmp_path).data["train"].labels) == 20
+        assert str(home / name) in capsys.readouterr().err
+    (tmp_path / "listops").rename(tmp_path / "away")
+    with pytest.raises(ValueError, match="index.json is damaged"):
+        LRA["listops"](LRA["listops"].recipes["tiny"], tmp_path).data
+
+
+def test_a_preparation_is_enough(tmp_path):
+    task("listops", tmp_path)
+    lra.main(["prepare", "listops", "--data", str(tmp_path)])
+    (tmp_path / "listops").rename(tmp_path / "away")
+    assert len(LRA["listops"](LRA["listops"].recipes["tiny"], tmp_path).data["train"].labels) == 20
+
+
+def test_a_failed_preparation_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
+    task("listops", tmp_path)
+    lra.main(["prepare", "listops", "--data", str(tmp_path)])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    calls, save = [], np.save
+
+    def full_disk(path, array):
+        calls.append(path)
+        if len(calls) == 5:
+            raise OSError(28, "No space left on device")
+        save(path, array)
+    monkeypatch.setattr(np, "save", full_disk)
+    with pytest.raises(SystemExit, match="No space left"):
+        lra.main(["prepare", "listops", "--data", str(tmp_path)])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_listops_is_generated_on_command(tmp_path, capsys):
+    command = ["prepare", "listops", "--data", str(tmp_path), "--rows", "40", "10", "20", "--workers", "2"]
+    lra.main([*command, "--seed", "4"])
+    home = tmp_path / "listops"
+    assert sorted(path.name for path in home.iterdir()) == ["basic_test.tsv", "basic_train.tsv", "basic_val.tsv"]
+    rows = [(home / f"basic_{split}.tsv").read_bytes().split(b"\r\n") for split in ("train", "val", "test")]
+    assert [len(part) for part in rows] == [42, 12, 22] and {part[0] for part in rows} == {b"Source\tTarget"}
+    assert b"".join(line + b"\r\n" for part in rows for line in part[1:-1]) == b"".join(listops_lines(70, seed=4))
+    with pytest.raises(SystemExit, match="--force"):
+        lra.main(command)
+    lra.main([*command, "--force"])
+    assert (home / "basic_train.tsv").read_bytes().split(b"\r\n")[1] == next(listops_lines(1, seed=0))[:-2]
+    assert len(LRA["listops"](LRA["listops"].recipes["tiny"], tmp_path).data["test"].labels) == 20
+
+
+def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch):
+    def stopped(seed, block):
+        if block == 1:
+            raise KeyboardInterrupt
+        return listops_block(seed, block)
+    monkeypatch.setattr(lra_data, "listops_block", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        lra.main(["prepare", "listops", "--data", str(tmp_path), "--rows", "5000", "1", "1", "--workers", "1"])
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_downloads_are_checked(tmp_path, monkeypatch):
+    (tmp_path / "web").write_bytes(b"published")
+    address, goal = (tmp_path / "web").as_uri(), tmp_path / "data/imdb/file"
+    lra_data.download(address, goal, hashlib.md5(b"published").hexdigest())
+    assert goal.read_bytes() == b"published"
+    goal.unlink()
+    for wrong in (dict(md5="0" * 32), dict(address=address + "-not-there")):
+        with pytest.raises(ValueError) as error:
+            lra_data.download(wrong.get("address", address), goal, wrong.get("md5"))
+        assert f"curl -L -o {goal} {address}" in str(error.value)
+        assert not list(goal.parent.iterdir()), "something half-made was left behind"
+    monkeypatch.setattr(LRA["image"], "published", (address, "cifar-10-binary.tar.gz", "0" * 32))
+    with pytest.raises(SystemExit, match="its MD5 is"):
+        lra.main(["prepare", "image", "--data", str(tmp_path / "data")])
+    (tmp_path / "data/cifar-10-binary.tar.gz").write_bytes(b"something else")
+    with pytest.raises(SystemExit, match="not the published file"):
+        lra.main(["prepare", "image", "--data", str(tmp_path / "data")])
+
+
+def test_the_release_is_unpacked_safely(tmp_path, monkeypatch):
+    write_retrieval(tmp_path / "made")
+    files = {f"lra_release/lra_release/tsv_data/{path.name}": path.read_bytes()
+             for path in (tmp_path / "made/retrieval").iterdir()}
+    address = (tmp_path / "web.gz").as_uri()
+    monkeypatch.setattr(LRA["retrieval"], "published", (address, "lra_release.gz", None))
+    command = ["prepare", "retrieval", "--data", str(tmp_path / "data")]
+    good = gzip.compress(tar({**files, "lra_release/listops-1000/other": b"not wanted"}))
+    bad = {"outside": gzip.compress(tar({**files, "lra_release/tsv_data/../../evil": b"x"})), "no whole": good[:-200]}
+    for why, data in bad.items():
+        (tmp_path / "web.gz").write_bytes(data)
+        with pytest.raises(SystemExit, match=why):
+            lra.main(command)
+        assert [path.name for path in (tmp_path / "data").iterdir()] == ["lra_release.gz"], why
+        (tmp_path / "data/lra_release.gz").unlink()
+    (tmp_path / "web.gz").write_bytes(good)
+    lra.main(command)
+    assert len(task("retrieval", tmp_path / "data").data["test"].labels) == 20
+    assert not (tmp_path / "evil").exists() and not (tmp_path / "data/listops-1000").exists()
+
+
+# --------------------------------------------------------------------------------------------------------- 4. bad files
+
+PATHS = dict(train="listops/basic_train.tsv", val="listops/basic_val.tsv", pairs="retrieval/new_aan_pairs.train.tsv",
+             reviews="imdb/aclImdb.tar.xz", batch="cifar-10-batches-bin/data_batch_2.bin",
+             test_batch="cifar-10-batches-bin/test_batch.bin", list="pathfinder32/curv_contour_length_14/metadata/1.npy",
+             png="pathfinder32/curv_contour_length_14/imgs/1/sample_3.png")
+
+
+def change(old, new):
+    def harm(path):
+        data = path.read_bytes()
+        assert old in data
+        path.write_bytes(data.replace(old, new, 1))
+    return harm
+
+
+def cut(end):
+    return lambda path: path.write_bytes(path.read_bytes()[:end])
+
+
+def write(data):
+    return lambda path: path.write_bytes(data)
+
+
+def put(at, value):
+    return lambda path: path.write_bytes(path.read_bytes()[:at] + bytes([value]) + path.read_bytes()[at + 1:])
+
+
+def damaged(data):
+    """One byte of a header in the middle: tarfile alone would take the members before it for the whole."""
+    at = data.index(b"aclImdb/train/neg/7_2.txt")
+    return data[:at] + b"X" + data[at + 1:]
+
+
+FAULTS = {                  # which file, what is done to it, what the message says besides the file's name
+    "a cut row":            ("train", cut(-6), "row 21: no line end"),
+    "a missing column":     ("val", change(b"\t4", b" 4"), "row 3: 1 columns"),
+    "an unknown token":     ("val", change(b"[MED", b"[MOD"), "row 3: unknown token b'[MOD'"),
+    "no digit":             ("val", change(b"\t4", b"\t]"), "row 3: no expression, or the target b']' is no digit"),
+    "no header":            ("train", change(b"Source", b"Sauce"), "row 1: the header"),
+    "an endless line":      ("train", write(b"Source\tTarget\r\n" + b"1 " * (1 << 25)), "row 2: no line end"),
+    "an empty file":        ("train", write(b""), "no rows for train"),
+    "a missing file":       ("train", Path.unlink, "is missing beside basic_val.tsv, basic_test.tsv"),
+    "a label of 2":         ("pairs", change(b"1.0\tA3", b"2.0\tA3"), "row 4: the label b'2.0'"),
+    "four columns":         ("pairs", change(b"\tA3", b" A3"), "row 4: 4 columns"),
+    "a zero byte":          ("pairs", change(b"per 5", b"p\0r 5"), "row 6: byte 3 is 0"),
+    "a cut archive":        ("reviews", cut(-300), "no whole archive"),
+    "a damaged archive":    ("reviews", write(lzma.compress(damaged(tar(reviews())))), "damaged at byte"),
+    "a cut batch":          ("batch", cut(-1), "61,459 bytes"),
+    "a label of 11":        ("test_batch", put(3073 * 4, 11), "byte 12,292 should be a label, it is 11"),
+    "no test batch":        ("test_batch", Path.unlink, "should be there"),
+    "a cut picture":        ("png", cut(500), "no picture"),
+    "a large picture":      ("png", write(png(np.zeros((64, 64), np.uint8))), "32 × 32"),
+    "a missing picture":    ("png", Path.unlink, "not there"),
+    "a picture elsewhere":  ("list", change(b"imgs/1", b"../../"), "row 1: not"),
+    "a pickle":             ("list", lambda path: np.save(path, np.array([{}]), allow_pickle=True), "row 1: not"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_file_is_named(tmp_path, fault):
+    file, harm, message = FAULTS[fault]
+    file = PATHS[file]
+    name = next(name for name in LRA if any(Path(file).is_relative_to(place) for place in LRA[name].places))
+    WRITE[name](tmp_path)
+    harm(tmp_path / file)
+    with pytest.raises(ValueError) as error:
+        task(name, tmp_path).data
+    assert Path(file).name in str(error.value) and message in str(error.value), error.value
+    with pytest.raises(SystemExit):
+        lra.main(["prepare", name, "--data", str(tmp_path)])
+    assert not (tmp_path / "prepared").exists() or not list((tmp_path / "prepared").iterdir())
+
+
+@pytest.mark.parametrize("name", LRA)
+def test_missing_data_says_where_it_looked_and_what_to_do(tmp_path, name, monkeypatch):
+    monkeypatch.setenv("GRIL_DATA", str(tmp_path))
+    with pytest.raises(ValueError) as error:
+        LRA[name](LRA[name].recipes["tiny"]).data
+    assert str(tmp_path / LRA[name].places[0]) in str(error.value)
+    assert f"python lra.py prepare {name} --data {tmp_path}" in str(error.value)
+
+
+def mutated(data, rng):
+    """A few bytes changed, a stretch cut out, doubled or cut off."""
+    data = bytearray(data)
+    kind, at = rng.randrange(4), rng.randrange(len(data) + 1)
+    if kind == 0:
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(len(data))] = rng.choice([0, 9, 10, 32, 48, 255, rng.randrange(256)])
+        return bytes(data)
+    length = rng.randint(1, 40)
+    return bytes((data[:at], data[:at] + data[at + length:], data[:at + length] + data[at:])[kind - 1])
+
+
+def fuzz(name, folder, rounds):
+    """Mutates one file at a time: valid arrays, or a ValueError that names a file; nothing else."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    rng, refused = random.Random(name), 0
+    for _ in range(rounds):
+        path = rng.choice(files)
+        data = path.read_bytes()
+        if path.suffix == ".xz" and rng.random() < 0.5:
+            path.write_bytes(lzma.compress(mutated(tar(reviews()), rng), preset=0))
+        else:
+            path.write_bytes(mutated(data, rng))
+        try:
+            for tokens, offsets, labels in LRA[name](LRA[name].recipes["tiny"], folder).data.values():
+                assert tokens.dtype == labels.dtype == np.uint8 and offsets.dtype == np.int64
+                assert (np.diff(offsets) >= 0).all() and offsets[0] == 0 and offsets[-1] == len(tokens)
+                assert len(offsets) == LRA[name].documents * len(labels) + 1 and labels.max() < LRA[name].classes
+                assert LRA[name].vocabulary is None or 0 < tokens.min() <= tokens.max() < LRA[name].vocabulary
+        except ValueError as error:
+            refused += 1
+            assert str(folder) in str(error), f"{path} is not named: {error}"
+        path.write_bytes(data)
+    assert refused
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LRA)
+def test_fuzzed_files_are_read_or_refused(tmp_path, name):
+    WRITE[name](tmp_path)
+    fuzz(name, tmp_path, 60)
+
+
+def test_a_fuzzed_preparation_is_taken_or_refused(tmp_path):
+    write_listops(tmp_path)
+    lra.main(["prepare", "listops", "--data", str(tmp_path)])
+    shutil.rmtree(tmp_path / "listops")
+    fuzz("listops", tmp_path, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LRA)
+def test_many_fuzzed_files_are_read_or_refused(tmp_path, name):
+    WRITE[name](tmp_path)
+    fuzz(name, tmp_path, 2000)
+
+
+# ---------------------------------------------------------------------------------------------------------- 5. batches
+
+def varied(tmp_path, name="text", rows=100):
+    """A text task with documents of many lengths."""
+    made = task(name, tmp_path)
+    rng, n = np.random.default_rng(0), rows * made.documents
+    lengths = rng.integers(1, 40, n)
+    split = lra_data.Split(rng.integers(1, 16, lengths.sum()).astype(np.uint8),
+                           np.concatenate([[0], np.cumsum(lengths)]), rng.integers(0, 2, rows).astype(np.uint8))
+    made._data = dict(train=split, val=split, test=split)
+    return made
+
+
+def test_a_batch_is_padded_to_its_longest_cut_and_ended(tmp_path):
+    made = task("text", tmp_path)
+    made.recipe["length"] = 12
+    tokens, lengths, labels = made.batch(made.data["test"], np.array([0, 25]))
+    assert bytes(tokens[0, :11].tolist()) == b"neg film 0 " and tokens[0, 11] == lra.END
+    assert lengths.tolist() == [12, 12]
+    assert labels.tolist() == [0, 1]
+    made.recipe["length"] = 4096
+    tokens, lengths, _ = made.batch(made.data["test"], np.array([0, 2]))
+    assert lengths.tolist() == [19, 20] and tokens.shape == (2, 20)
+    assert tokens[0, 18:].tolist() == [lra.END, 0] and tokens[1, 19] == lra.END
+
+
+def test_two_documents_come_one_after_the_other(tmp_path):
+    made = task("retrieval", tmp_path)
+    tokens, lengths, labels = made.batch(made.data["train"], np.array([4, 7]))
+    text = [bytes(line[:n - 1].tolist()) for line, n in zip(tokens, lengths)]
+    assert text == [b"paper 4", b"paper 7", b'cites "xxxx', b'cites "xxxxxxx'] and labels.tolist() == [0, 1]
+
+
+def test_an_epoch_has_every_row_once_in_another_order(tmp_path):
+    made = varied(tmp_path, rows=1000)
+    stream = made.stream(3, 20)
+    first, second = stream.order.copy(), [stream.seek((1, 0)), stream.order][1]
+    assert sorted(first.ravel()) == sorted(second.ravel()) == list(range(1000)) and not np.array_equal(first, second)
+    assert not np.array_equal(first, made.stream(4, 20).order) and np.array_equal(first, made.stream(3, 20).order)
+    padding = [1 - int(lengths.sum()) / tokens.numel() for tokens, lengths, _ in (next(stream) for _ in range(50))]
+    assert np.mean(padding) < 0.15, "rows of like length belong together"
+    assert len({tokens.shape[1] for tokens, _, _ in (next(stream) for _ in range(5))}) > 1
+
+
+def test_a_stream_goes_on_where_it_was(tmp_path):
+    made = varied(tmp_path)
+    stream, other = made.stream(3, 30), made.stream(3, 30)
+    for i in range(8):                                                      # three batches an epoch
+        position = stream.position()
+        expected = next(stream)
+        other.seek(position)
+        assert all(torch.equal(x, y) for x, y in zip(next(other), expected)), f"batch {i}"
+    assert stream.position() == (2, 2)
+
+
+@pytest.mark.parametrize("name", ("text", "retrieval"))
+def test_ranks_share_each_batch_equally(tmp_path, name):
+    made = varied(tmp_path, name)
+    model = made.model().to(f64)
+    whole, parts = made.stream(1, 12), [made.stream(1, 12, rank=rank, world=3) for rank in range(3)]
+    for _ in range(10):
+        loss = made.loss(model, next(whole))
+        shards = [next(part) for part in parts]
+        assert [len(labels) for _, _, labels in shards] == [4, 4, 4]
+        assert abs(loss - sum(made.loss(model, shard) for shard in shards) / 3) < 1e-12
+    with pytest.raises(ValueError, match="cannot be shared equally"):
+        made.stream(1, 12, world=5)
+    with pytest.raises(ValueError, match="100 training rows, fewer than a batch of 128"):
+        made.stream(1, 128)
+
+
+# ----------------------------------------------------------------------------------------------------------- 6. models
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", ("listops", "retrieval"))
+def test_padding_changes_nothing(tmp_path, name, model):
+    torch.manual_seed(0)
+    made = varied(tmp_path, name)
+    network = made.model(model).to(f64).eval()
+    tokens, lengths, _ = made.batch(made.data["train"], np.arange(6))
+    together = network(tokens, lengths)
+    longer = network(torch.nn.functional.pad(tokens, (0, 37)), lengths)
+    assert (longer - together).abs().max() < 1e-10
+    for i in range(6):
+        alone = network(*made.batch(made.data["train"], np.array([i]))[:2])
+        assert (alone[0] - together[i]).abs().max() < 1e-10, f"row {i} alone is not as in its batch"
+    single = made.model(model).eval()
+    assert (single(torch.nn.functional.pad(tokens, (0, 37)), lengths) - single(tokens, lengths)).abs().max() < 1e-5
+
+
+PAPER = dict(listops=0.04, text=0.02, retrieval=0.03, image=0.01, pathfinder=0.01)      # allowed, relative
+
+
+@pytest.mark.parametrize("name", LRA)
+def test_paper_sizes_have_the_papers_parameters(name):
+    T = LRA[name]
+    with torch.device("meta"):
+        paper, tiny = (parameters(T(T.recipes[size]).model()) for size in ("paper", "tiny"))
+    assert abs(paper / T.paper_parameters - 1) < PAPER[name], f"{paper:,}"
+    assert 50_000 < tiny < 100_000, f"{tiny:,}"
+
+
+@pytest.mark.parametrize("name, size", (("text", "tiny"), ("image", "tiny"), ("retrieval", "paper")))
+def test_models_are_of_like_size(name, size):
+    with torch.device("meta"):
+        made = LRA[name](LRA[name].recipes[size])
+        counts = {model: parameters(made.model(model)) for model in MODELS}
+    assert all(abs(count / counts["gril"] - 1) < 0.07 for count in counts.values()), counts
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", LRA)
+def test_every_model_runs_on_every_task_without_data(name, model):
+    made = LRA[name](dict(LRA[name].recipes["tiny"], length=40), "/nonexistent")
+    with torch.device("meta"):
+        network, batch = made.model(model), made.example(4)
+        assert network(*batch[:2]).shape == (4, LRA[name].classes)
+        made.loss(network, batch).backward()
+        assert all(p.grad is not None for p in network.parameters())
+
+
+def test_an_unknown_model_lists_them():
+    with pytest.raises(ValueError, match="did you mean mamba.*transformer"):
+        LRA["text"](LRA["text"].recipes["tiny"]).model("mambo")
+
+
+def test_recipes_have_what_the_loop_reads():
+    keys = "steps batch lr recurrent_lr weight_decay warmup clip evaluate_every checkpoint_every patience choose higher"
+    for T in LRA.values():
+        assert list(T.recipes) == ["tiny", "paper"]
+        for recipe in T.recipes.values():
+            assert set(keys.split()) <= set(recipe) and set(recipe) == set(T.recipes["paper"]), T.name
+
+
+def test_accuracy_counts_every_row_once(tmp_path):
+    made = varied(tmp_path)
+    network = made.model().to(f64).eval()
+    data = made.data["val"]
+    logits = torch.cat([network(*made.batch(data, np.array([i]))[:2]) for i in range(100)])
+    labels = torch.tensor(data.labels.astype(int))
+    made.recipe["batch"] = 7
+    loss, accuracy = made.evaluate(network, "val")
+    assert accuracy == pytest.approx(100 * (logits.argmax(-1) == labels).double().mean().item())
+    assert loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert set(made.validate(network)) == {"loss", "accuracy", "test_accuracy"}
+    result = made.report(network, 0)
+    assert result["test_rows"] == 100 and result["test_accuracy"] == pytest.approx(accuracy)
+    assert f"{accuracy:.2f}" in made.table(result) and max(map(len, made.table(result).splitlines())) <= 80
+
+
+# ------------------------------------------------------------------------------------------- 7. command line, training
+
+def test_the_command_line_reads_well(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        lra.main(["--help"])
+    for name in LRA:
+        WRITE[name](tmp_path)
+        lra.main(["show", name, "--data", str(tmp_path), "--row", "1"])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "[MED 1 4 8 ]" in shown and 'cites "x' in shown and "GRIL_DATA" in shown
+    for command, answer in ((["show", "lisops"], "did you mean listops"), (["show", "text", "--row", "99"], "0 to 35"),
+                            (["prepare", "listops", "--rows", "0", "1", "1", "--force"], "at least 1")):
+        with pytest.raises(SystemExit, match=answer):
+            lra.main([*command, "--data", str(tmp_path)])
+
+
+def test_the_data_folder(monkeypatch):
+    monkeypatch.delenv("GRIL_DATA", raising=False)
+    assert lra.data_folder() == Path("data") and lra.data_folder("x") == Path("x")
+    monkeypatch.setenv("GRIL_DATA", "y")
+    assert lra.data_folder() == Path("y") and lra.data_folder("x") == Path("x")
+
+
+def overfit(made, steps, rows=64):
+    """Training on rows evenly spread over the split until all of them are right; the last accuracy."""
+    data = made.data["train"]
+    texts, k = documents(data), made.documents
+    chosen = [("train", data.labels[row], *texts[row * k:row * k + k])
+              for row in np.linspace(0, len(data.labels) - 1, rows).astype(int)]
+    made._data = lra_data.collect((row for split in lra_data.SPLITS for row in ((split, *x[1:]) for x in chosen)), "here")
+    torch.manual_seed(0)
+    model, stream = made.model(), made.stream(0, 32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0)
+    for step in range(1, steps + 1):
+        loss = made.loss(model, next(stream))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step == steps or step % 10 == 0 and loss < 0.3:
+            accuracy = made.evaluate(model, "train")[1]
+            if accuracy == 100:
+                break
+    return accuracy
+
+
+def test_64_real_reviews_are_learnt_by_heart():
+    made = LRA["text"](dict(LRA["text"].recipes["tiny"], length=32, H=32, P=32, dropout=0.0), real("text"))
+    assert overfit(made, steps=150) == 100
+
+
+def test_64_generated_rows_are_learnt_by_heart(tmp_path):
+    """The same where there are no real files: ListOps, the first 32 tokens of each."""
+    lra_data.generate_listops(tmp_path / "listops", (64, 1, 1))
+    made = LRA["listops"](dict(LRA["listops"].recipes["tiny"], length=32, H=32, P=32), tmp_path)
+    assert overfit(made, steps=300) == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LRA)
+def test_64_real_rows_are_learnt_by_heart_at_tiny_size(name):
+    made = LRA[name](dict(LRA[name].recipes["tiny"], dropout=0.0), real(name))
+    assert overfit(made, steps=400) == 100
