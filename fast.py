@@ -37,8 +37,8 @@ def powers(gamma, n):
     """γ⁰ … γⁿ along a new first axis, by doubling: products only, so exact and differentiable at γ = 0 too."""
     p = torch.ones_like(gamma)[None]
     while len(p) <= n:
-        p = torch.cat([p, flush(p * gamma)])
-        gamma = flush(gamma * gamma)
+        p = torch.cat([p, p * gamma])
+        gamma = gamma * gamma
     return p[:n + 1]
 
 
@@ -144,7 +144,7 @@ def gril_tokens(v, k, u, Q, q, gamma, state, final=True):
     g = gamma + sign * (1e-9 if dtype.to_real() == torch.float32 else 1e-60)
     around, none = torch.cat([powers(1 / g, 3).flip(0), powers(g, 3)[1:]]), torch.zeros_like(g)[None]     # g⁻³ … g³
     up, down = torch.cat([none, gamma * around]), torch.cat([around.flip(0), none])     # (8, J, m), rows of a block
-    p = powers(gamma, L)
+    p = flush(powers(gamma, L))
     read, write = p[1:], p[:L].flip(0)                                              # (L, J, m), rows of a chunk
     tables = [table.movedim(0, 1).contiguous() for table in (up.conj(), down, read.conj(), write)]
     o = _Tokens.apply(v, k, u, Z0, past, Q, q, gamma, p[L], *tables)

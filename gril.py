@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fast import flat, gril_tokens, powers, scan
+from fast import flat, flush, gril_tokens, powers, scan
 
 
 # ------------------------------------------------------------------------------------------------ 1. the window
@@ -102,7 +102,7 @@ def gril_chunk(V, K, r, A, Z0=None, chunk=32):
     L = 1 << (min(chunk, T) - 1).bit_length()
     C = -(-T // L)                                                          # chunks; the last may be shorter
     gamma = (torch.ones(1, 1, 1, dtype=r.dtype, device=r.device) if A is None else A).expand(J, 1, K.shape[3])[:, 0]
-    p = powers(gamma, L).movedim(0, 1)                                      # (J, L+1, m), γ⁰ … γᴸ
+    p = flush(powers(gamma, L)).movedim(0, 1)                               # (J, L+1, m), γ⁰ … γᴸ
     to_read, to_write = p[:, None, 1:], p[:, None, :L, None].flip(2)        # γ¹ … γᴸ; γᴸ⁻¹ … γ⁰ for all w keys
 
     def cut(x):                                                             # (B, T, J, …) -> (B, J, C·L, …)
