@@ -116,6 +116,13 @@ def band(ax, results, column, color, label):
     ax.fill_between(steps, mean - std, mean + std, color=color, alpha=0.25, lw=0)
 
 
+def legend_right(ax, handles=None):
+    """Steps on a logarithmic axis, with room for the legend where the curves have ended."""
+    ax.set_xscale("log")
+    ax.set_xlim(right=ax.dataLim.x1 ** 1.9)
+    ax.legend(handles=handles, loc="center right", fontsize=7)
+
+
 def matrix(ax, M, title, labels=None):
     """A small matrix with its numbers, or a large one as colours; white is zero."""
     M = torch.atleast_2d(M.detach())
@@ -222,7 +229,7 @@ def fig2(quick):
     a.axhline(float(curves(ours, "gd_loss")[1][0]), color=ORANGE, ls="--", label="GD = GRIL, constructed")
     a.axhline(ours[0]["zero_loss"], color=GREY, ls=":", label="zero predictor")
     a.set(title="A  loss on validation tasks", xlabel="optimiser step", ylabel="½ squared error per coordinate")
-    a.set_xscale("log"), a.legend(loc="center right", fontsize=8)
+    legend_right(a)
     alignment(b, ours, "B  against GD")
     for key, color, label in (("loss", BLUE, "GRIL"), ("gd_loss", ORANGE, "GD")):
         means, stds = zip(*(spread([r[key] for r in results[f]]) for f in widths))
@@ -251,9 +258,7 @@ def alignment(ax, results, title):
     band(right, results, "prediction_l2", RED, "L2, predictions")
     band(right, results, "sensitivity_l2", ORANGE, "L2, sensitivities")
     right.set(ylim=(0, None), ylabel="L2 distance")
-    ax.set_xscale("log")
-    handles = [h for axis in (ax, right) for h in axis.get_legend_handles_labels()[0]]
-    ax.legend(handles=handles, loc="center left", fontsize=7)
+    legend_right(ax, [h for axis in (ax, right) for h in axis.get_legend_handles_labels()[0]])
 
 
 def scales(ax, results, what, values, quick, reference=None):
@@ -381,7 +386,7 @@ def classification(name, task_name, N, quick, widths=()):
     axes[0].axhline(float(curves(ours, "gd_loss")[1][0]), color=GREEN, ls="--", label="GD, φ = identity")
     axes[0].axhline(ours[0]["zero_loss"], color=GREY, ls=":", label="zero predictor")
     axes[0].set(title=f"A  {task_name.replace('_', ' ')}, N = {N}", xlabel="optimiser step", ylabel="cross-entropy")
-    axes[0].set_xscale("log"), axes[0].legend(loc="center left", fontsize=7)
+    legend_right(axes[0])
     alike = []
     for x, y in zip(ours, dagger):
         task, model, _ = train.load(x["folder"])

@@ -148,14 +148,24 @@ def gril_step(v, k, u, Q, q, A, state):
 def gril_query(V, K, r, A):
     """o_T alone, without any state: o_T = Σ_t Σ_i V_ti ⊙ (A^{T-t} (K_ti ⊙ r_T)), for training on the query's loss.
 
-    V (B, T, J, d, w), K (B, T, J, m, w), r (B, J, m) -> (B, J, d). The same sum as Z_T r_T with the read-out taken first,
-    so that it is a product with the T powers of the gate and never forms the (B, T, d, m) outer products.
+    Columns come first: V (w, T, B, J, d), K (w, T, B, J, m), r (B, J, m) -> (B, J, d). The same sum as Z_T r_T with the
+    read-out taken first: a product with the T powers of the gate, which never forms the (B, T, d, m) outer products.
     """
-    X = K * r[:, None, :, :, None]                                          # (B, T, J, m, w)
-    if A is not None:
-        A = A.reshape((1,) * (3 - A.ndim) + A.shape).expand(V.shape[2], V.shape[3], K.shape[3])
-        X = torch.einsum("tjdm,btjmw->btjdw", powers(A, V.shape[1] - 1).flip(0), X)
-    return (V * X).sum((1, 4))                                              # (B, J, d)
+    w, T, B, J, d = V.shape
+    A = A.reshape((1,) * (3 - A.ndim) + A.shape).expand(J, d, K.shape[4])
+    V, X = (x.permute(1, 3, 0, 2, 4).reshape(T, J, w * B, -1) for x in (V, K * r))
+    ages = torch.arange(T - 1, -1, -1, dtype=A.real.dtype, device=A.device)[:, None, None, None]
+    o = V * (X @ (A ** ages).mT)                                            # (T, J, w B, d)
+    return o.view(T, J, w, B, d).sum((0, 2)).transpose(0, 1)                # (B, J, d)
+
+
+def columns(s, w, stride):
+    """The columns of all windows that lie within the tokens s (B, L, f): (w, T, B, f)."""
+    T = (s.shape[1] - w) // stride + 1
+    if T < 1:
+        raise ValueError(f"a window of {w} is longer than the sequence of {s.shape[1]} tokens")
+    s = s.transpose(0, 1)
+    return torch.stack([s[i:i + stride * (T - 1) + 1:stride] for i in range(w)])
 
 
 FORMS = {"loop": gril_loop, "scan": gril_scan, "chunk": gril_chunk}
@@ -251,6 +261,7 @@ class ScalarGRIL(nn.Module):
 
     def query(self, s):
         V, K, r, A = self.operands(s)
+        V, K = (x.permute(4, 1, 0, 2, 3) for x in (V, K))                           # (1, T, B, 1, ·)
         return gril_query(V, K, r[:, -1], A)[:, 0]                                  # (B, 1)
 
 
@@ -288,8 +299,10 @@ class GRIL(nn.Module):
         return self.form(*self.operands(s))[0][:, :, 0]                             # (B, T, f)
 
     def query(self, s):
-        V, K, r, A = self.operands(s)
-        return gril_query(V, K, r[:, -1], A)[:, 0]                                  # (B, f)
+        C = columns(s, self.variant["w"], self.variant["stride"])                   # (w, T, B, f)
+        r = (self.q @ C[:, -1].flatten(1)).view_as(C[0, 0]) if self.variant["query"] else self.u.expand_as(C[0, 0])
+        V = (self.Q.mT @ C.flatten(1)).view_as(C)
+        return gril_query(V[:, :, :, None], C[:, :, :, None], self.beta[-1] * r[:, None], self.A)[:, 0]     # (B, f)
 
 
 class MultistepGRIL(nn.Module):
@@ -317,7 +330,8 @@ class MultistepGRIL(nn.Module):
 
     def query(self, s):
         C = window(s, 3, 2, causal=False)
-        return self.walk(C, C[:, -1] @ self.q, gril_query)                          # (B, f)
+        return self.walk(C, C[:, -1] @ self.q,
+                         lambda V, K, r, A: gril_query(V.permute(4, 1, 0, 2, 3), K.permute(4, 1, 0, 2, 3), r, A))      # (B, f)
 
     def walk(self, C, r, read):
         K, o = C[:, :, None].expand(-1, -1, 2, -1, -1), 0                           # (B, T, 2, f, 3), for both heads

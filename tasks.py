@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 _TUNED = {}                         # step sizes found by line search, which takes seconds: once a process
 
-SIZES = dict(f=10, n=10, k=3, layers=1, hidden=None, width=None, heads=None, scale=1.0, weight_scale=1.0, tasks=10_000,
+SIZES = dict(f=10, n=10, k=3, layers=1, hidden=None, width=0, heads=0, scale=1.0, weight_scale=1.0, tasks=10_000,
              calibrate=None)
 LOOP = dict(evaluate_every=100, dense_start=True, checkpoint_every=1000,        # gradient descent is found early
             device="cpu", dtype="float32", threads=1)       # a step under a millisecond feeds no GPU, and no second core
@@ -54,7 +54,8 @@ class Task:
         for name in sizes:
             known(f"size of {self.name}", name.lower(), SIZES)
         r = {**self.recipes["default"], **(recipe or {}), **{name.lower(): size for name, size in sizes.items()}}
-        for name, value in (("f (input width)", r["f"]), ("N (examples in the prompt)", r["n"]), ("K (classes)", r["k"])):
+        for name, value in (("f (input width)", r["f"]), ("N (examples in the prompt)", r["n"]), ("K (classes)", r["k"]),
+                            ("--layers", r["layers"]), ("--width", r["width"] or 1), ("--heads", r["heads"] or 1)):
             if value < 1:
                 raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
         self.f, self.N, self.K, self.layers, self.hidden = (r[name] for name in ("f", "n", "k", "layers", "hidden"))
@@ -114,7 +115,10 @@ class Task:
         return rows
 
     def model(self, name="gril"):
-        return known(f"model for {self.name}", name, {**self.models(), **self.others()})()
+        row = known(f"model for {self.name}", name, {**self.models(), **self.others()})
+        if name not in baselines.SIZES and (self.sizes["width"] or self.sizes["heads"]):
+            raise ValueError(f"--width and --heads are sizes of other sequence models than {name}")
+        return row()
 
     @classmethod
     def adapt(cls, name, model):

@@ -497,10 +497,12 @@ def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model)
     result = train.main(["--task", task, "--model", model, *TINY, str(tmp_path / "run")])
     loaded, network, again = train.load(tmp_path / "run")
     assert loaded.report(network, 20_000)["loss"] == result["loss"] and math.isfinite(result["loss"])
-    assert again["sizes"] == dict(SIZES[model]["default"], width=16) == result["sizes"]
+    sizes = {name: again[name] for name in SIZES[model]["default"]}
+    layers = dict(layers=2) if task == "multistep_regression" else {}               # the task's steps
+    assert sizes == dict(SIZES[model]["default"], width=16, **layers) == {name: result[name] for name in sizes}
     assert result["parameters"] == sum(p.numel() for p in network.parameters())
     assert {"gd_loss", "zero_loss", "constructed_loss", "cosine", "seconds"} <= set(again) and "Q_distance" not in again
-    start = Task.model(TASKS[task](f=3, N=4, sizes=result["sizes"]), model)
+    start = Task.model(TASKS[task](f=3, N=4, **sizes), model)
     assert any(not torch.equal(a, b) for a, b in zip(start.state_dict().values(), network.state_dict().values()))
 
 
@@ -513,12 +515,13 @@ def test_a_run_draws_its_picture(tmp_path, capsys, model):
 
 def test_sizes_on_the_command_line(tmp_path):
     train.main(["--task", "nd_regression", "--model", "griffin", "--layers", "2", "--heads", "4", *TINY, str(tmp_path / "run")])
-    assert json.loads((tmp_path / "run/config.json").read_text())["sizes"] == dict(width=16, layers=2, heads=4)
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert (config["width"], config["layers"], config["heads"]) == (16, 2, 4)
     _, network, _ = train.load(tmp_path / "run")
     assert len(network.layers) == 2 and network.layers[0].layers[4].mixer.heads == 4
     train.main(["--task", "multistep_regression", "--model", "s5", *TINY, str(tmp_path / "run")])
     task, network, _ = train.load(tmp_path / "run")
-    assert len(network.layers) == 1 and task.layers == 2                            # one layer beside two steps
+    assert len(network.layers) == task.layers == 2                                  # two layers beside two steps
 
 
 @pytest.mark.parametrize("words, answer", (
@@ -526,9 +529,9 @@ def test_sizes_on_the_command_line(tmp_path):
     (("--model", "transformer", "--heads", "3"), "16 is not divisible by 3"),
     (("--model", "mamba", "--f", "20"), "tokens of width 20 do not fit the model's width 16: widen it (--width)"),
     (("--model", "s5", "--width", "9"), "9 is not divisible by 2"),
-    (("--model", "s5", "--heads", "2"), "--heads: s5 has no such size, only width, layers"),
-    (("--model", "gril", "--width", "8"), "--width: gril has no such size"),
-    (("--model", "mamba", "--width", "0"), "--width must be at least 1, got 0"),
+    (("--model", "s5", "--heads", "2"), "--heads: s5 has no heads"),
+    (("--model", "gril", "--width", "8"), "--width and --heads are sizes of other sequence models than gril"),
+    (("--model", "mamba", "--width", "-1"), "--width must be at least 1, got -1"),
     (("--model", "mambda"), "did you mean mamba"),
 ))
 def test_sizes_that_do_not_fit_are_answered(tmp_path, words, answer):
@@ -540,13 +543,14 @@ def test_sizes_that_do_not_fit_are_answered(tmp_path, words, answer):
 
 def test_the_papers_recipes():
     """App. B.3: Adam 1e-4; with LP 4 layers of 128, AdamW for Mamba, 4 heads and 2e-4 on vectors for Griffin."""
-    assert recipe("paper", "s5", "nd_regression") == dict(lr=1e-4, recurrent_lr=1e-4, weight_decay=0.0, sizes=dict(width=32, layers=1))
+    assert recipe("paper", "s5", "nd_regression") == dict(lr=1e-4, recurrent_lr=1e-4, weight_decay=0.0, width=32, layers=1)
     mamba, griffin = (recipe("paper", name, "nd_regression") for name in ("mamba_lp", "griffin_lp"))
-    assert mamba["sizes"] == dict(width=128, layers=4) and (mamba["lr"], mamba["weight_decay"]) == (1e-4, 0.01)
+    assert (mamba["width"], mamba["layers"], mamba["lr"], mamba["weight_decay"]) == (128, 4, 1e-4, 0.01)
     assert griffin["lr"] == 2e-4 and recipe("paper", "griffin_lp", "scalar_regression")["lr"] == 1e-4
-    network = Task(sizes=griffin["sizes"]).model("griffin_lp")
+    network = Task({**Task.recipes["paper"], **griffin}).model("griffin_lp")
     assert len(network.layers) == 4 and network.layers[0].layers[0].mixer.inner.layers[1].Lambda.numel() == 128
-    full = TASKS["scalar_regression"].recipe("paper", "mamba")
+    scalar = TASKS["scalar_regression"]
+    full = {**scalar.recipes["paper"], **scalar.adapt("paper", "mamba")}
     assert (full["steps"], full["batch"], full["weight_decay"], full["lr"]) == (300_000, 64, 0.0, 1e-4)
 
 
