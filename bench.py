@@ -374,7 +374,29 @@ def cuda_check(rounds):
     return rows
 
 
-BENCHES = {"core": core, "blocks": blocks, "growth": growth, "streaming": streaming, "icl": icl, "forms": forms, "cuda-check": cuda_check}
+def data(rounds, rows=1000):
+    """How fast data is made and encoded, on one core: absolute, so only of this machine."""
+    import lm
+    import lra_data
+    work = {"ListOps, expressions": (lambda: sum(1 for _ in lra_data.listops_lines(rows)), rows)}
+    folder = lra_data.data_folder()
+    text, gpt2 = folder / "wikitext-2/wiki.valid.tokens", folder / "gpt2"
+    if text.exists() and gpt2.exists():
+        encoder = [gpt2 / name for name in ("encoder.json", "vocab.bpe")]
+        work["GPT-2 byte pairs, MB of WikiText-2"] = (lambda: lm.BPE(*encoder).encode(text.read_text()), text.stat().st_size / 1e6)
+    else:
+        print(f"no {text} or {gpt2}: byte pairs left out (--data is the environment variable GRIL_DATA here)")
+    seconds = interleaved({name: job for name, (job, _) in work.items()}, rounds)
+    rows = []
+    for name, (_, amount) in work.items():
+        rates = sorted(amount / s for s in seconds[name])
+        rows.append(dict(what=name, per_second=statistics.median(rates), low=rates[0], high=rates[-1]))
+        print(f"{name:36s} {rows[-1]['per_second']:8.1f} a second [{rates[0]:.1f}, {rates[-1]:.1f}]", flush=True)
+    return rows
+
+
+BENCHES = {"core": core, "blocks": blocks, "growth": growth, "streaming": streaming, "icl": icl, "data": data, "forms": forms,
+           "cuda-check": cuda_check}
 
 
 # --------------------------------------------------------------------------------------------------------- pictures

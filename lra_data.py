@@ -420,10 +420,11 @@ def reopen(home, task, sources):
 
 # ---------------------------------------------------------------------------------------------------- 4. downloads
 
-def download(address, path, md5=None):
-    """A file from the web, with progress; it gets its name only when its length and checksum are right."""
+def download(address, path, checksum=None):
+    """A file from the web, with progress; it gets its name only when its length and checksum (MD5, SHA-256) are right."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, digest = path.with_name(path.name + ".part"), hashlib.md5()
+    kind = "sha256" if len(checksum or "") == 64 else "md5"
+    part, digest = path.with_name(path.name + ".part"), hashlib.new(kind)
     try:
         with urllib.request.urlopen(address, timeout=60) as response, open(part, "wb") as file:
             size = int(response.headers.get("Content-Length") or 0)
@@ -434,8 +435,8 @@ def download(address, path, md5=None):
                     bar.update(len(chunk))
             if size and file.tell() != size:
                 raise OSError(f"only {file.tell():,} of {size:,} bytes came")
-        if md5 and digest.hexdigest() != md5:
-            raise OSError(f"its MD5 is {digest.hexdigest()}, published is {md5}")
+        if checksum and digest.hexdigest() != checksum:
+            raise OSError(f"its {kind} is {digest.hexdigest()}, published is {checksum}")
         os.replace(part, path)
     except (OSError, HTTPException) as error:
         raise ValueError(f"could not download {address} ({error}). By hand:\n  curl -L -o {path} {address}") from None

@@ -401,8 +401,8 @@ def test_downloads(tmp_path, monkeypatch):
     (tmp_path / "served.zip").write_bytes(archive.getvalue())
     url, checksum = (tmp_path / "served.zip").as_uri(), hashlib.sha256(archive.getvalue()).hexdigest()
     data = tmp_path / "data"
-    for address, expected, message in ((url, "0" * 64, "came with SHA-256"),
-                                       ("http://localhost:9/none.zip", checksum, r"cannot get .*\n  curl -L -o .*none.zip")):
+    for address, expected, message in ((url, "0" * 64, "its sha256 is"),
+                                       ("http://localhost:9/none.zip", checksum, r"could not download .*\n  curl -L -o .*none.zip")):
         monkeypatch.setitem(tokens.WIKITEXT, "wikitext2", ("wikitext-2", address, expected))
         with pytest.raises(ValueError, match=message):
             prepare("wikitext2", data, bytes_only=True, quiet=True)

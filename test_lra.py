@@ -449,7 +449,7 @@ def test_downloads_are_checked(tmp_path, monkeypatch):
         assert f"curl -L -o {goal} {address}" in str(error.value)
         assert not list(goal.parent.iterdir()), "something half-made was left behind"
     monkeypatch.setattr(LRA["image"], "published", (address, "cifar-10-binary.tar.gz", "0" * 32))
-    with pytest.raises(SystemExit, match="its MD5 is"):
+    with pytest.raises(SystemExit, match="its md5 is"):
         lra.main(["prepare", "image", "--data", str(tmp_path / "data")])
     (tmp_path / "data/cifar-10-binary.tar.gz").write_bytes(b"something else")
     with pytest.raises(SystemExit, match="not the published file"):

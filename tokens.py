@@ -17,7 +17,6 @@ import shutil
 import signal
 import sys
 import unicodedata
-import urllib.request
 import zipfile
 from contextlib import nullcontext
 from functools import cache, lru_cache
@@ -27,11 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from gril import known
-
-
-def data_folder(argument=None):
-    """--data, or the environment's GRIL_DATA, or data/."""
-    return Path(argument or os.environ.get("GRIL_DATA") or "data")
+from lra_data import data_folder, download
 
 
 # --------------------------------------------------------------------------------------------------- 1. tokenizers
@@ -179,7 +174,7 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
         folder, url, checksum = known("data set", name, WIKITEXT)
         files = find(source, folder)
         if not files:
-            download(url, data / Path(url).name, checksum, quiet)
+            download(url, data / Path(url).name, checksum)
             files = find(data, folder)
     else:
         folder, files = "text_file", {"text": Path(text)}
@@ -191,7 +186,7 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(there, path)
             elif not path.exists():
-                download(url, path, checksum, quiet)
+                download(url, path, checksum)
         tokenizer(kind, data)                                                   # refuses a wrong one before the work
     ids = {split: encode_file(path, kind, data, text is None, workers, quiet) for split, path in files.items()}
     if text is not None:
@@ -229,29 +224,6 @@ def find(source, folder):
         if "train" in paths and "valid" in paths:
             return paths
     return {}
-
-
-def download(url, path, checksum, quiet=False):
-    """Whole, checked, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside, digest = path.with_name(path.name + ".part"), hashlib.sha256()
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer, open(beside, "wb") as file, tqdm(
-                total=int(answer.headers.get("Content-Length", 0)) or None, unit="B", unit_scale=True, desc=path.name,
-                ncols=100, disable=quiet) as bar:
-            while part := answer.read(1 << 20):
-                file.write(part)
-                digest.update(part)
-                bar.update(len(part))
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise ValueError(f"cannot get {url} ({error}). On a machine that can:\n  curl -L -o {path.name} {url}\n"
-                         f"then put the file at {path} and prepare again") from None
-    if digest.hexdigest() != checksum:
-        beside.unlink()
-        raise ValueError(f"{url} came with SHA-256 {digest.hexdigest()}, not {checksum}: try again, or get the file "
-                         f"elsewhere and put it at {path}")
-    os.replace(beside, path)
 
 
 def encode_file(path, kind, folder, lines, workers=None, quiet=False):

@@ -1,0 +1,60 @@
+"""Every benchmark at toy size: that it runs, that its contenders do the same work, and what it writes."""
+import json
+
+import pytest
+import torch
+
+import bench
+from gril import GrilMixer
+from test_gril import agree, seeded
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("what, run", (
+    ("core", lambda: bench.core(1)), ("blocks", lambda: bench.blocks(1, H=32, lengths=(16, 32))),
+    ("growth", lambda: bench.growth(1, lengths=(32, 64))), ("streaming", lambda: bench.streaming(1, H=32, positions=(3, 9))),
+    ("icl", lambda: bench.icl(1, count=1))))
+def test_every_benchmark(monkeypatch, tmp_path, capsys, what, run):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "PRESETS", {"small": (16, 8, 2, 24), "laptop": (16, 16, 2, 16)})
+    rows = run()
+    assert rows and all(row["low"] <= row["ratio"] <= row["high"] and row["ratio"] > 0 for row in rows)
+    bench.plot(what, rows)
+    assert (tmp_path / f"images/bench_{what}.png").stat().st_size > 5_000
+
+
+def test_the_command_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(bench.BENCHES, "icl", lambda rounds: [dict(f=1, ratio=float(rounds))])
+    bench.main(["icl", "--rounds", "3", "--json", str(tmp_path / "out.json")])
+    assert json.loads((tmp_path / "out.json").read_text()) == [dict(f=1, ratio=3.0)]
+    if not torch.cuda.is_available():
+        bench.main(["cuda-check"])
+        assert "no CUDA device" in capsys.readouterr().out
+
+
+def test_the_dense_layers_and_the_recurrence_are_the_whole_mixer():
+    torch.manual_seed(0)
+    mixer, z = GrilMixer(8, 8, 2).double(), seeded(2, 9, 8)
+    v, k, u = mixer.tokens(z, mixer.gates()[1])
+    o, _ = mixer.recur(v, k, u, mixer.start(z))
+    agree(1e-12, mixer=(mixer.output(o, z), mixer(z)), dense=(mixer.output(v + k + u, z), bench.Dense(mixer)(z)))
+
+
+def test_the_plainest_loop_learns_what_ours_learns(monkeypatch):
+    """Both end at gradient descent's loss, so that it is the same work that is timed."""
+    losses = {}
+    backward = torch.Tensor.backward
+
+    def noted(loss, *args, **kwargs):
+        losses[name] = loss.item()
+        return backward(loss, *args, **kwargs)
+    monkeypatch.setattr(torch.Tensor, "backward", noted)
+    for name, make in (("ours", bench.our_loop), ("plainest", bench.plainest_loop)):
+        bench.repeat(make(5, 10, 256), 600)
+    assert losses["ours"] == pytest.approx(0.0676, rel=0.2) and losses["plainest"] == pytest.approx(0.0676, rel=0.2)
