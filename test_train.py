@@ -174,7 +174,7 @@ def start(words, log, fault=None, **environment):
     return process
 
 
-def finish(process, seconds=120):
+def finish(process, seconds=300):
     process.join(seconds)
     assert process.exitcode is not None, f"still running after {seconds} s"
     return process.exitcode
@@ -382,14 +382,16 @@ def test_plain_torch_load_reads_the_files(whole):
 # ----------------------------------------------------------------------------------------------------- several processes
 
 def together(folder, words, world=2, faults={}):
-    """A run of several processes over gloo: [(exit code, what it printed)]."""
+    """A run of several processes over gloo, [(exit code, what it printed)]; once a faulty one is gone, a minute is left."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     logs = [folder.with_suffix(f".{rank}.log") for rank in range(world)]
     processes = [start([*words, "--out", folder], log, faults.get(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
                        LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank, log in enumerate(logs)]
-    return [(finish(process, 60), log.read_text()) for process, log in zip(processes, logs)]
+    for rank in faults:
+        finish(processes[rank])
+    return [(finish(process, 60 if faults else 300), log.read_text()) for process, log in zip(processes, logs)]
 
 
 def losses(folder):
@@ -423,6 +425,11 @@ def test_two_turns_are_two_processes_with_dropout_too(exact, pair, tmp_path):
     turns, two = (torch.tensor(losses(name), dtype=torch.float64) for name in (tmp_path / "turns", folder))
     torch.testing.assert_close(turns, two, rtol=0, atol=1e-8)
     assert ended[1][1] == ""                                            # rank 0 alone prints
+    assert [code for code, _ in together(tmp_path / "both", [*exact, "--accumulate", "2"])] == [0, 0]
+    train.main([*exact, "--accumulate", "4", "--out", str(tmp_path / "four")])
+    both, four = (torch.tensor(losses(tmp_path / name), dtype=torch.float64) for name in ("both", "four"))
+    torch.testing.assert_close(both, four, rtol=0, atol=1e-8)
+    assert (four - two).abs().max() > 1e-4                              # other shares, other dropout
 
 
 def test_a_lost_process_ends_the_other_and_the_run_goes_on(exact, pair, tmp_path):

@@ -5,14 +5,15 @@
     python train.py --task nd_regression --model no_window  an ablation
     python train.py --task nd_regression --model mamba      another sequence model (--width, --layers, --heads)
     python train.py --task nd_regression --recipe paper     the paper's optimiser and its 300,000 steps
+    python train.py --task nd_regression --dry-run          what a run would cost
+    torchrun --nproc_per_node 4 train.py --task …           four GPUs; --batch is that of all together
 
 The loop knows nothing of regression. A task gives it: recipes (presets), model(name), stream(seed, batch, device, rank,
 world) of batches whose position can be saved, example(batch) of their shapes, loss(model, batch), validate(model),
 report(model, seed) for the end and table(result) to print. What a task does not say is in DEFAULTS.
 
-Several GPUs: torchrun --nproc_per_node 4 train.py …; a batch is that of all processes together. Dropout draws from
-(seed, step, share of the batch) alone, so there is no random state to save, and two shares are the same whether two GPUs
-take them or one after the other (--accumulate 2).
+Dropout draws from (seed, step, share of the batch) alone: there is no random state to save, and two shares of a batch
+are the same whether two GPUs take them or one GPU in two turns (--accumulate 2).
 
 A run's folder holds config.json, metrics.csv, result.json, figure.png, last.pt to go on from, previous.pt until the run
 is over, and the weights that result.json speaks of: best.pt where validation chooses them, else weights.pt.
@@ -55,7 +56,7 @@ DEFAULTS = dict(evaluate_every=1000, dense_start=False, checkpoint_every=1000, p
 MACHINE = ("device", "threads", "accumulate", "checkpoint_every")       # a resumed run may change these
 DENSE = (1, 2, 5, 10, 20, 50)                                           # validations at a dense start
 DEVICES = dict.fromkeys(("auto", "cpu", "cuda", "mps"))
-DTYPES = {"auto": None, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}    # of the weights
+DTYPES = {"auto": None, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}     # of weights
 
 HELP = dict(
     steps="optimiser steps", batch="examples a step, of all GPUs together", lr="peak learning rate",
@@ -103,7 +104,9 @@ def arguments(argv=None):
                        key=lambda name: [*HELP, name].index(name)):
         kinds = {type(recipe[name]) for recipe in recipes if recipe.get(name) is not None}
         kind = float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else str
-        how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind, metavar=kind.__name__.upper())
+        how = dict(action=argparse.BooleanOptionalAction)
+        if kind is not bool:
+            how = dict(type=kind, metavar=kind.__name__.upper())
         group.add_argument(f"--{name.replace('_', '-')}", help=HELP.get(name), **how)
         names.append(name)
     args = parser.parse_args(argv)
@@ -179,9 +182,9 @@ def train(args):
             stream.seek(state["stream"])
         del state                                                               # a day long, it would be memory lost
     if rank == 0 and not args.quiet:
-        print(f"task      {args.task}, recipe {args.recipe}: {', '.join(f'{k} {v}' for k, v in recipe.items() if v is not None)}")
-        print(f"device    {device}, {dtype}, {threads} thread{'s' * (threads > 1)}, {world} process{'es' * (world > 1)}, "
-              f"seed {args.seed}")
+        numbers = ", ".join(f"{name} {value}" for name, value in recipe.items() if value is not None)
+        print(f"task      {args.task}, recipe {args.recipe}: {numbers}\ndevice    {device}, {dtype}, {threads} "
+              f"thread{'s' * (threads > 1)}, {world} process{'es' * (world > 1)}, seed {args.seed}")
         for group in groups:
             names = group["names"][:6] + ["…"] * (len(group["names"]) > 6)
             print(f"{group['name']:9s} {sum(p.numel() for p in group['params']):6,d} parameters, "
@@ -201,9 +204,10 @@ def train(args):
             losses = []
             for i, batch in enumerate(batches or map(next, streams)):
                 seed_dropout(device, (args.seed * 1_000_003 + step) * shares + rank * len(turns) + i)
-                with autocast, objective.no_sync() if world > 1 and i < len(turns) - 1 else nullcontext():
-                    loss = objective(i, batch)
-                loss.backward(weight)
+                with objective.no_sync() if world > 1 and i < len(turns) - 1 else nullcontext():
+                    with autocast:
+                        loss = objective(i, batch)
+                    loss.backward(weight)
                 losses.append(loss.detach())
             norm = nn.utils.clip_grad_norm_(parameters, recipe["clip"] or math.inf)
             position, batches = streams[0].position(), [next(stream) for stream in streams]     # while a GPU still works
@@ -223,8 +227,8 @@ def train(args):
                 model.train()
                 best = better(best, model, step, scores, recipe, device, world)
                 rows.append(dict(step=step, train_loss=loss, lr=optimizer.param_groups[-1]["lr"], **scores))
-                bar.set_postfix_str(", ".join(f"{name} {scores[name]:.4g}" for name in ("loss", "gd_loss", recipe["choose"])
-                                              if name in scores))
+                shown = [name for name in ("loss", "gd_loss", recipe["choose"]) if name in scores]
+                bar.set_postfix_str(", ".join(f"{name} {scores[name]:.4g}" for name in shown))
             if step % recipe["checkpoint_every"] == 0 or finished() or stop:
                 if rank == 0:
                     write_metrics(folder / "metrics.csv", rows)
@@ -235,6 +239,8 @@ def train(args):
                                                   stream=position, seconds=time.perf_counter() - start, best=best,
                                                   config=config), keep=folder / "previous.pt")
                 rows.clear()
+    if world > 1:
+        dist.destroy_process_group()                                            # together; the report is rank 0's alone
     if signals or stop:
         say_how_to_go_on(args, folder, step, rank)
         sys.exit(128 + (signals or [signal.SIGTERM])[0])
@@ -252,7 +258,7 @@ def train(args):
     else:
         result.update({"best_step": best["step"], f"validation_{recipe['choose']}": best["score"]})
     if best["test"] is not None:
-        result[f"best_test_{recipe['choose']}"] = best["test"]                  # of all validations, as the paper reports it
+        result[f"best_test_{recipe['choose']}"] = best["test"]                  # of all validations, as in the paper
     write(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     (folder / "previous.pt").unlink(missing_ok=True)
     if not args.quiet:
@@ -376,8 +382,9 @@ def stop_at_nonfinite(folder, rank, model, seed, step, loss, norm, groups, posit
     where = next((f"; its gradient is first not finite in {name} (group {group['name']})" for group in groups
                   for name, p in zip(group["names"], group["params"]) if not p.grad.isfinite().all()), "")
     place = [x for x in tree_leaves(position) if isinstance(x, int)]            # epoch and index, where data has such
+    place = f", ending at {place} of the data" if place else ""
     raise FloatingPointError(f"step {step}: the loss is {loss}, the gradient norm {norm}{where}. The batch is number {step} "
-                             f"of seed {seed}{f', ending at {place} of the data' * bool(place)}. The weights before this step are in {folder / 'weights.pt'}; a lower "
+                             f"of seed {seed}{place}. The weights before this step are in {folder / 'weights.pt'}; a lower "
                              "--lr or a --clip may help")
 
 
@@ -470,7 +477,7 @@ def read_checkpoint(folder, config, rank=0, world=1):
         steps = torch.tensor([step, -step], device="cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(steps, dist.ReduceOp.MAX)
         if steps.sum() != 0:
-            raise ValueError(f"the processes found different checkpoints in {folder}: do all machines see the same folder?")
+            raise ValueError(f"the processes found different checkpoints in {folder}: do all see the same folder?")
     if state is None:
         if rank == 0:
             print(f"{folder} has no checkpoint yet; starting from the beginning", file=sys.stderr)
@@ -555,16 +562,17 @@ def dry_run(args, task, recipe, world):
              flops=counter.get_total_flops() * shares, traffic=device.traffic * shares,
              activations=sum(size for storage, size in kept.items() if storage not in own))
     r["optimiser"] = 16 * r["parameters"]                       # weight, gradient and two moments, 4 bytes each
-    r["days"] = {gpu: [recipe["steps"] / 86400 * seconds for seconds in (r["flops"] / (flops * UTILISATION), r["traffic"] / memory)]
+    days = recipe["steps"] / 86400
+    r["days"] = {gpu: [days * r["flops"] / (flops * UTILISATION), days * r["traffic"] / memory]
                  for gpu, (flops, memory) in GPUS.items()}
-    paper = task.paper_parameters
-    print(f"task         {args.task}, model {args.model}, recipe {args.recipe}: {recipe['steps']:,} steps\n"
-          f"parameters   {r['parameters']:,}" + (f", the paper's {paper:,.0f} ({r['parameters'] / paper - 1:+.1%})" if paper else ""))
-    print(f"a step       batch {recipe['batch']}, {r['tokens']:,} tokens, {r['flops']:.3g} FLOPs in matrix products\n"
-          f"a GPU        of {world}, {recipe['accumulate']} turn{'s' * (recipe['accumulate'] > 1)} a step: activations "
-          f"{r['activations'] / 1e9:.3g} GB in float32 (less in bfloat16), weights, gradients and AdamW {r['optimiser'] / 1e9:.3g} GB\n"
-          f"days         matrix products at {UTILISATION:.0%} of the bf16 peak; memory traffic, float32, nothing fused, full "
-          "bandwidth: the larger counts")
+    paper, n, turns = task.paper_parameters, r["parameters"], recipe["accumulate"]
+    print(f"task         {args.task}, model {args.model}, recipe {args.recipe}: {recipe['steps']:,} steps")
+    print(f"parameters   {n:,}" + (f", the paper's {paper:,.0f} ({n / paper - 1:+.1%})" if paper else ""))
+    print(f"a step       batch {recipe['batch']}, {r['tokens']:,} tokens, {r['flops']:.3g} FLOPs in matrix products")
+    print(f"a GPU        of {world}, {turns} turn{'s' * (turns > 1)} a step: activations {r['activations'] / 1e9:.3g} GB in "
+          f"float32 (less in bfloat16),\n             weights, gradients and AdamW {r['optimiser'] / 1e9:.3g} GB")
+    print(f"days         by matrix products at {UTILISATION:.0%} of the bf16 peak; by memory traffic (float32, nothing "
+          "fused,\n             full bandwidth). The larger counts; small models also wait for kernels to start")
     for gpu, (products, traffic) in r["days"].items():
         print(f"  {gpu:10s} {products:.2g} ({24 * products:.2g} hours); {traffic:.2g} ({24 * traffic:.2g} hours)")
     return r
@@ -582,12 +590,10 @@ def main(argv=None):
     except RuntimeError as error:
         if not dist.is_initialized():
             raise
-        sys.exit(f"train.py: process {dist.get_rank()} of {dist.get_world_size()}: {str(error).splitlines()[0]}\nIf another "
-                 "process was lost, start the same command again with --resume")
+        sys.exit(f"train.py: process {dist.get_rank()} of {dist.get_world_size()}: {str(error).splitlines()[0]}\n"
+                 "If another process was lost, start the same command again with --resume")
     finally:
         torch.set_default_dtype(dtype)
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 if __name__ == "__main__":
