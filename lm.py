@@ -58,6 +58,10 @@ class Gated(Mixer):
     def step(self, z, state=None):
         return self.through("step", z, state)
 
+    def forward(self, z):
+        v, x1, x0 = self.conv(self.W_3H(z)).chunk(3, -1)
+        return self.W_o(x0 * self.mixer(v * x1))                                # no state: it costs a pass of its own
+
 
 def heads(H):
     return max(1, H // 64)
@@ -114,7 +118,7 @@ class LanguageModel(nn.Module):
     def hidden(self, tokens, state=None, how="run"):
         x, states = self.drop(self.embed(tokens)), []                           # (B, T, H), or (B, H) for a step
         for layer, s in zip(self.layers, state or [None] * len(self.layers)):
-            x, s = getattr(layer, how)(x, s)
+            x, s = (layer(x), None) if how == "forward" else getattr(layer, how)(x, s)
             states.append(s)
         return self.norm(x), states
 
@@ -131,9 +135,9 @@ class LanguageModel(nn.Module):
         x, state = self.hidden(tokens, state, "step")
         return self.head(x), state
 
-    def forward(self, tokens, targets, state=None):
-        """Mean loss of the targets (B, T), and the state after them."""
-        x, state = self.hidden(tokens, state)
+    def forward(self, tokens, targets, state=None, carry=False):
+        """Mean loss of the targets (B, T), and the state after them if it is to be carried on."""
+        x, state = self.hidden(tokens, state, "run" if carry else "forward")
         return HeadLoss.apply(x.flatten(0, 1), self.embed.weight, targets.flatten(), torch.is_grad_enabled()), state
 
 
@@ -231,7 +235,7 @@ class WikiText103:
     def loss(self, model, batch):
         if not self.recipe["stateful"]:
             return model(*batch)[0]
-        loss, state = model(*batch, self.state)
+        loss, state = model(*batch, self.state, carry=True)
         self.state = detached(state)                                            # truncated backpropagation
         return loss
 
@@ -246,7 +250,7 @@ class WikiText103:
         for starts in (*(whole[i:i + n] for i in range(0, len(whole), n)), [L * len(whole)]):   # last what is left over
             x, y = blocks(ids, starts, L, device)
             if y.numel():
-                loss, state = model(x, y, state if stateful else None)
+                loss, state = model(x, y, state, carry=stateful)
                 total += loss.item() * y.numel()
         return total / (len(ids) - 1)
 
