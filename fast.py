@@ -19,7 +19,7 @@ written out. Three ideas make it fast:
 import torch
 
 BLOCK = 8                       # torch computes products of fewer than 400 multiply-adds in a plain loop
-TILE = 1 << 18                  # numbers in one array of a tile, on a CPU
+TILE = 1 << 18                  # numbers in one array of a tile, for each CPU thread
 
 
 # ------------------------------------------------------------------------------------------------- powers and scans
@@ -185,7 +185,7 @@ class _Tokens(torch.autograd.Function):
 def tiles(v):
     """(sequences, heads) of each tile; off the CPU there is only one."""
     B, T, J, d = v.shape
-    size = TILE if v.device.type == "cpu" else v.numel()
+    size = TILE * torch.get_num_threads() if v.device.type == "cpu" else v.numel()
     heads = min(J, max(1, size // (T * d)))
     step = max(1, size // (T * d * heads))
     return [(slice(b, b + step), slice(j, j + heads)) for j in range(0, J, heads) for b in range(0, B, step)]

@@ -214,7 +214,7 @@ def full_precision(device_type):
 def interleave(x, y, f=None):
     """The prompt x_1, y_1, …, x_N, y_N, x_query of Sec. 4.2 from x (B, N+1, ·), y (B, N, ·), zero-padded to width f."""
     f = f or max(x.shape[-1], y.shape[-1])
-    x, y = (F.pad(z, (0, f - z.shape[-1])) for z in (x, y))
+    x, y = (F.pad(z, (0, f - z.shape[-1])) if z.shape[-1] < f else z for z in (x, y))
     pairs = torch.stack([x[:, :-1], y], 2).flatten(1, 2)                    # (B, 2N, f)
     return torch.cat([pairs, x[:, -1:]], 1)                                 # (B, 2N+1, f)
 

@@ -334,7 +334,7 @@ def tokens_form(v, k, u, Q, q, gamma, Z, past):
 @pytest.mark.parametrize("gate_name", GATES[1:])
 def test_tokens_equal_the_loop(monkeypatch, T, w, d, m, gate_name):
     """Outputs, the next state, and the gradient of every input; in several tiles."""
-    monkeypatch.setattr(fast, "TILE", 2 * T * d)
+    monkeypatch.setattr(fast, "TILE", 2 * T * d // torch.get_num_threads())
     inputs = token_problem(T, gate_name, w, d, m)
     compare(token_results(tokens_by_the_loop, inputs), token_results(tokens_form, inputs), TOLERANCE[f64])
 
