@@ -253,7 +253,7 @@ def test_killed_at_twenty_random_moments(whole, tmp_path, name):
     words = [*whole[name][0], "--steps", "600", "--checkpoint-every", "7"]
     begin = time.monotonic()
     assert run(tmp_path / "whole", *words)[0] == 0
-    assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, 0.3 * (time.monotonic() - begin)) > 5     # on the way
+    assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, 0.15 * (time.monotonic() - begin)) > 5    # on the way
 
 
 @pytest.mark.parametrize("action, code", ((terminate, 143), (interrupt, 130)))
