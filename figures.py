@@ -73,7 +73,10 @@ def runs(settings, quick):
 def run(job):
     folder, options = job
     flags = [text for key, value in options.items() for text in (f"--{key.replace('_', '-')}", str(value))]
-    train.main([*flags, "--out", str(folder), "--force", "--quiet"])
+    try:
+        train.train(train.arguments([*flags, "--out", str(folder), "--force", "--quiet"]))
+    except FloatingPointError as error:                         # a rate too high, say: the sweep goes on without it
+        (folder / "result.json").write_text(json.dumps(dict(diverged=str(error))))
 
 
 def seeds(quick):
@@ -516,13 +519,17 @@ def compare(name, models, quick):
     swept = runs([rated(dict(options, **spent, seed=0), rate) for options in models.values() for rate in rates], quick)
     picked = {}
     for i, label in enumerate(models):
-        losses = [float(curves([r], "loss")[1][-1]) for r in swept[i * len(rates):(i + 1) * len(rates)]]
+        losses = [math.inf if "diverged" in r else float(curves([r], "loss")[1][-1])
+                  for r in swept[i * len(rates):(i + 1) * len(rates)]]
         picked[label] = rates[losses.index(min(losses))]
     return repeated(models, picked, spent, seeds(quick), quick)
 
 
 def repeated(models, rates, spent, seeds, quick):
     results = runs([rated(dict(options, **spent, seed=s), rates[label]) for label, options in models.items() for s in seeds], quick)
+    for result in results:
+        if "diverged" in result:
+            raise FloatingPointError(f"{result['folder']}: {result['diverged']}")
     return {label: results[i * len(seeds):(i + 1) * len(seeds)] for i, label in enumerate(models)}
 
 
