@@ -348,7 +348,8 @@ class RGLRU(Mixer):
             r, i = (g.flatten(2) for g in gates.sigmoid().chunk(2, -1))             # (B, T, D)
             log_a = self.c * r * F.logsigmoid(self.Lambda)
             h = torch.zeros_like(x[:, 0]) if h is None else h                       # (B, D)
-            h = scan(log_a.exp(), (-torch.expm1(2 * log_a)).sqrt() * i * x, h)      # (B, T, D)
+            scale = (-torch.expm1(2 * log_a)).clamp(min=1e-7).sqrt()                # at a = 1 the root has no derivative
+            h = scan(log_a.exp(), scale * i * x, h)                                 # (B, T, D)
         return h, h[:, -1]
 
 
