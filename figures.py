@@ -513,7 +513,7 @@ def state(quick):
     ax = figure.add_subplot(grid[:, len(shown) + 1:])
     for (name, line), color, style in zip(lines.items(), (BLUE, ORANGE, GREEN, RED, GREY), ("-", "--", "-", "-", "-")):
         ax.plot(*zip(*line), color=color, ls=style, label=name)
-    ax.set(xlabel="examples seen", ylabel="loss on the next one", title="What is learned, example by example")
+    ax.set(xlabel="examples seen", ylabel="loss on the next one", title="What is learned, example by example", ylim=(0, 0.58))
     ax.set_xscale("log"), ax.legend(fontsize=7, loc="upper right")
     finish(figure, "state", quick)
 
