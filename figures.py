@@ -122,7 +122,9 @@ def band(ax, results, column, color, label):
 def legend_right(ax, handles=None):
     """Steps on a logarithmic axis, with room for the legend where the curves have ended."""
     ax.set_xscale("log")
-    ax.set_xlim(right=ax.dataLim.x1 ** 1.9)
+    last = ax.dataLim.x1
+    ax.set_xlim(right=last ** 1.9), ax.minorticks_off()
+    ax.set_xticks([10 ** i for i in range(int(math.log10(last)) + 1)])
     ax.legend(handles=handles, loc="center right", fontsize=7)
 
 
