@@ -35,6 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fast import flat, flush, gril_tokens, powers, scan
+
 
 # ------------------------------------------------------------------------------------------------ 1. the window
 
@@ -100,7 +102,7 @@ def gril_chunk(V, K, r, A, Z0=None, chunk=32):
     L = 1 << (min(chunk, T) - 1).bit_length()
     C = -(-T // L)                                                          # chunks; the last may be shorter
     gamma = (torch.ones(1, 1, 1, dtype=r.dtype, device=r.device) if A is None else A).expand(J, 1, K.shape[3])[:, 0]
-    p = powers(gamma, L).movedim(0, 1)                                      # (J, L+1, m), γ⁰ … γᴸ
+    p = flush(powers(gamma, L)).movedim(0, 1)                               # (J, L+1, m), γ⁰ … γᴸ
     to_read, to_write = p[:, None, 1:], p[:, None, :L, None].flip(2)        # γ¹ … γᴸ; γᴸ⁻¹ … γ⁰ for all w keys
 
     def cut(x):                                                             # (B, T, J, …) -> (B, J, C·L, …)
@@ -194,75 +196,6 @@ def _real(x):
 
 def full_precision(device_type):
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
-
-
-def flat(x):
-    """Complex channels as pairs of real ones, so that Re(a · conj(b)) is the real product flat(a) · flat(b)."""
-    return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
-
-
-def powers(gamma, n):
-    """γ⁰ … γⁿ along a new first axis, by doubling: products only, so exact and differentiable at γ = 0 too."""
-    p = torch.ones_like(gamma)[None]
-    while len(p) <= n:
-        p = torch.cat([p, p * gamma])
-        gamma = gamma * gamma
-    return p[:n + 1]
-
-
-def scan(a, b, z0):
-    """z_t = a_t ⊙ z_{t-1} + b_t along axis 1 (Eq. 1), in log depth; a (B|1, T|1, …), b (B, T, …), z0 (B, …)."""
-    return _Scan.apply(a, b, z0)
-
-
-class _Scan(torch.autograd.Function):
-    """The scan with its gradient written as the same scan backwards, so that only a and z are kept."""
-
-    @staticmethod
-    def forward(ctx, a, b, z0):
-        z = b.clone()
-        z[:, 0].addcmul_(a[:, 0], z0)
-        z = _solve(a, z)
-        ctx.save_for_backward(a, z, z0)
-        return z
-
-    @staticmethod
-    def backward(ctx, g):
-        a, z, z0 = ctx.saved_tensors
-        g = _solve(a.conj(), g.clone(), back=True)                          # dL/db_t = g_t + ā_{t+1} dL/db_{t+1}
-        z = torch.cat([z0[:, None], z[:, :-1]], 1)
-        return (g * z.conj()).sum_to_size(a.shape), g, (a[:, 0].conj() * g[:, 0]).sum_to_size(z0.shape)
-
-
-def _solve(a, z, back=False):
-    """z_t += a_t z_{t-1}, or backwards z_t += a_{t+1} z_{t+1}, in log depth; z may be overwritten.
-
-    On a CPU, where a step is long enough to fill it, one step after the other: that reads everything once.
-    """
-    if z.device.type == "cpu" and z[:, 0].numel() >= 1024:
-        steps, gates = z.unbind(1), a.expand(-1, z.shape[1], *a.shape[2:]).unbind(1)[1:]
-        steps, gates = (steps[::-1], gates[::-1]) if back else (steps, gates)
-        for a_t, before, z_t in zip(gates, steps, steps[1:]):
-            z_t.addcmul_(a_t, before)
-        return z
-    if back:
-        a = a if a.shape[1] == 1 else torch.cat([a[:, 1:], a[:, :1]], 1)    # a_{t+1} meets z_{t+1}
-        return _associative_scan(a.flip(1), z.flip(1)).flip(1)
-    return _associative_scan(a, z)
-
-
-def _associative_scan(a, b):
-    """z_t = a_t z_{t-1} + b_t from zero: pairs are merged, the half as long sequence solved, the rest filled in."""
-    T = b.shape[1]
-    if T == 1:
-        return b
-    n, rest = T // 2, (T - 1) // 2
-    first, second, third = (a, a, a) if a.shape[1] == 1 else (a[:, :2 * n:2], a[:, 1::2], a[:, 2::2])
-    z = torch.empty_like(b)
-    z[:, 0] = b[:, 0]
-    z[:, 1::2] = _associative_scan(second * first, b[:, 1::2] + second * b[:, :2 * n:2])
-    z[:, 2::2] = b[:, 2::2] + third * z[:, 1:2 * rest:2]
-    return z
 
 
 # ---------------------------------------------------------------------------------------- 3. the in-context layers
@@ -582,7 +515,7 @@ class GrilMixer(nn.Module):
             raise ValueError(f"GrilMixer: state size P = {P} is not divisible by J = {J} blocks")
         known("gate", gate, dict.fromkeys(("real", "complex")))
         self.J, self.h, self.w = J, P // J, w
-        self.form = known("form", form, {"auto": gril_chunk, **FORMS})              # the gate is per key channel: chunk
+        self.form = known("form", form, {"auto": gril_tokens, "tokens": gril_tokens, **FORMS})
         self.W_in = nn.Linear(H, P, bias=False)
         self.W_vk = nn.Linear(P, 2 * P, bias=False)
         self.W_out = nn.Linear(P, H, bias=False)
@@ -606,27 +539,33 @@ class GrilMixer(nn.Module):
         return gamma[:, None], scale
 
     def tokens(self, z, scale):
-        """(…, H) -> v, k, u (…, J, h), what the windows run over."""
+        """(…, H) -> v, k, u (…, J, h), what the windows run over; keys get their scale through their weights."""
         u = self.W_in(z)
-        v, k = self.W_vk(u).chunk(2, -1)
-        v, k, u = (x.unflatten(-1, (self.J, self.h)) for x in (v, k, u))
-        return v, k * scale.to(k.dtype), u
+        W_v, W_k = self.W_vk.weight.chunk(2)
+        v, k = F.linear(u, torch.cat([W_v, W_k * scale.flatten()[:, None]])).chunk(2, -1)
+        return [x.unflatten(-1, (self.J, self.h)) for x in (v, k, u)]
 
     def output(self, o, z):
         return F.glu(self.glu(F.gelu(self.W_out(o.flatten(-2).to(z.dtype)) + self.D * z)))
 
-    def run(self, z, state=None):
+    def recur(self, v, k, u, state, final=True):
+        """The recurrence alone: tokens v, k, u (B, T, J, h) and a state -> o (B, T, J, h) and the next state."""
+        gamma, q = self.gates()[0], self.beta[:, None] * self.q
+        if self.form is gril_tokens:
+            return gril_tokens(v, k, u, self.Q, q, gamma[:, 0], state, final)
+        Z, past = state
+        vku = torch.cat([past, torch.cat([v, k, u], -1).permute(0, 2, 3, 1).to(past.dtype)], -1)    # (B, J, 3h, w-1+T)
+        C_v, C_k, C_u = vku.unfold(-1, self.w, 1).movedim(3, 1).split(self.h, -2)                   # (B, T, J, h, w) each
+        o, Z = self.form(C_v @ self.Q, C_k, torch.einsum("btjhw,jw->btjh", C_u, q), gamma, Z)
+        return o, (Z, vku[..., vku.shape[-1] - (self.w - 1):])
+
+    def run(self, z, state=None, final=True):
         """A stretch of the sequence from a state to the next one: (B, T, H), state -> (B, T, H), state."""
-        gamma, scale = self.gates()
-        vku = torch.cat([x.movedim(1, -1) for x in self.tokens(z, scale)], 2)       # (B, J, 3h, T)
-        Z, past = state if state is not None else self.start(z)
-        vku = torch.cat([past.to(vku.dtype), vku], -1)                              # (B, J, 3h, w-1+T)
-        C = vku.unfold(-1, self.w, 1).movedim(3, 1)                                 # (B, T, J, 3h, w)
-        C_v, C_k, C_u = C.split(self.h, -2)
+        _, scale = self.gates()
+        v, k, u = self.tokens(z, scale)                                             # (B, T, J, h)
         with full_precision(z.device.type):                                        # state and gate stay float32
-            r = torch.einsum("btjhw,jw->btjh", C_u, (self.beta[:, None] * self.q).to(C.dtype))
-            o, Z = self.form(C_v @ self.Q.to(C.dtype), C_k, r, gamma, Z)
-        return self.output(o, z), (Z, vku[..., vku.shape[-1] - (self.w - 1):])
+            o, state = self.recur(v, k, u, self.start(z) if state is None else state, final)
+        return self.output(o, z), state
 
     def step(self, z, state=None):
         """One token of a stream: (B, H), state -> (B, H), state."""
@@ -640,10 +579,10 @@ class GrilMixer(nn.Module):
         """The empty state: Z = 0 and a window of zeros."""
         dtype = torch.promote_types(self.nu.dtype if self.theta is None else self.nu.dtype.to_complex(), torch.float32)
         return (z.new_zeros(len(z), self.J, self.h, self.h, dtype=dtype),
-                z.new_zeros(len(z), self.J, 3 * self.h, self.w - 1))
+                z.new_zeros(len(z), self.J, 3 * self.h, self.w - 1, dtype=dtype.to_real()))
 
     def forward(self, z):
-        return self.run(z)[0]
+        return self.run(z, final=False)[0]
 
 
 class Block(nn.Module):
@@ -662,4 +601,4 @@ class Block(nn.Module):
         return x + self.dropout(y), state
 
     def forward(self, x):
-        return self.run(x)[0]
+        return x + self.dropout(self.mixer(self.norm(x)))

@@ -1,0 +1,468 @@
+"""A GRIL language model (App. F): WikiText-103 at the paper's size, WikiText-2 or your own text on a laptop.
+
+  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place: MIXERS
+  2. tasks        what train.py trains on: blocks, loss, perplexity; LM, a table of tasks with their recipes
+  3. generation   one token at a time, each at the same cost and memory however long the text
+  4. commands     prepare (of tokens.py, where GPT-2's byte-pair encoding is, too) and generate
+
+    python lm.py prepare wikitext2                     files in data/, or downloaded, become token files
+    python lm.py prepare --text book.txt --bytes       your own text; bytes need no vocabulary
+    python train.py --task wikitext2                   --model transformer, --size bytes, --stateful, …
+    python lm.py generate runs/wikitext2-gril --prompt "The lobster"
+
+V is the vocabulary, L the length of a block; H, P, J, w as in gril.py. A model has three ways of being called:
+run(tokens (B, T), state) -> logits, state; step(tokens (B,), state); and forward(tokens, targets, state) -> loss, state.
+"""
+import argparse
+import codecs
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, Mixer, RecurrentBlock
+from gril import Block, GrilMixer, known
+from tokens import BPE, TOKENIZERS, WIKITEXT, data_folder, prepare, read_tokens, tokenizer      # noqa: F401, lm.BPE
+
+
+# -------------------------------------------------------------------------------------------------------- 1. model
+
+class Gated(Mixer):
+    """W_o(x0 ⊙ mixer(v ⊙ x1)), where v, x1, x0 are W_3H z after a causal filter of 3 per channel: Hyena's frame.
+
+    The mixer inside has neither norm nor residual of its own.
+    """
+
+    def __init__(self, H, mixer):
+        super().__init__()
+        self.W_3H, self.conv, self.mixer = nn.Linear(H, 3 * H, bias=False), CausalConv(3 * H, 3), mixer
+        self.W_o = nn.Linear(H, H, bias=False)
+        nn.init.normal_(self.W_3H.weight, std=(3 / H) ** 0.5)                   # the filters start with a gain of 1/√3
+
+    def through(self, how, z, state):
+        past, inner = state or (None, None)
+        y, past = getattr(self.conv, how)(self.W_3H(z), past)
+        v, x1, x0 = y.chunk(3, -1)
+        y, inner = getattr(self.mixer, how)(v * x1, inner)
+        return self.W_o(x0 * y), (past, inner)
+
+    def run(self, z, state=None):
+        return self.through("run", z, state)
+
+    def step(self, z, state=None):
+        return self.through("step", z, state)
+
+
+def heads(H):
+    return max(1, H // 64)
+
+
+def griffin(H, i):
+    """Griffin's pattern: recurrent, recurrent, local attention."""
+    n = heads(H)
+    return Attention(H, n, 1, 1024) if i % 3 == 2 else RecurrentBlock(H, n * round(4 * H / 3 / n), n)
+
+
+# The mixer of layer i. Linear attention is GRIL with a window of one (Sec. 4.5), gate and all; S5 and LRU stand in GRIL's
+# frame, as Hyena-S5 in the paper's table; the others bring their own.
+MIXERS = {
+    "gril":             lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, **gril)),
+    "linear_attention": lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, w=1, **gril)),
+    "s5":               lambda i, H, P, J, **gril: Gated(H, S5(H, J=J)),
+    "lru":              lambda i, H, P, J, **gril: Gated(H, LRU(H)),
+    "mamba":            lambda i, H, P, J, **gril: Mamba(H),
+    "griffin":          lambda i, H, P, J, **gril: griffin(H, i),
+    "transformer":      lambda i, H, P, J, **gril: Attention(H, heads(H)),
+}
+
+
+class LanguageModel(nn.Module):
+    """Embedding, layers of x + mixer(LayerNorm(x)) and x + MLP(LayerNorm(x)), LayerNorm, head tied to the embedding.
+
+    No positions: the recurrence knows the order. Every model has GRIL's number of parameters: `inner` is the width of
+    GRIL's MLP, and the MLPs beside other mixers take up the difference. Weights that write into the residual stream start
+    smaller by √(2 layers), as GPT-2's.
+    """
+
+    def __init__(self, V, layers, H, inner, P, J, model="gril", dropout=0.0, **gril):
+        super().__init__()
+        mixer = known("model", model, MIXERS)
+        budget = size(MIXERS["gril"](0, H, P, J, **gril)) + inner * (2 * H + 1)         # of a layer
+        self.embed = nn.Embedding(V, H)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        self.drop, self.layers, self.norm = nn.Dropout(dropout), nn.ModuleList(), nn.LayerNorm(H)
+        for i in range(layers):
+            part = mixer(i, H, P, J, **gril)
+            rest = MLP(H, max(1, round((budget - size(part)) / (2 * H + 1))))
+            self.layers += [Block(part, H, dropout), Block(rest, H, dropout)]
+        with torch.no_grad():
+            for W in (getattr(block.mixer, name, None) for block in self.layers for name in ("W_o", "W_out", "W_2")):
+                if W is not None:
+                    W.weight /= math.sqrt(2 * layers)
+
+    @property
+    def constant(self):
+        """Whether the state stops growing with the text; it does but for attention without a window."""
+        return all(getattr(module, "window", 0) < math.inf for module in self.modules())
+
+    def hidden(self, tokens, state=None, how="run"):
+        x, states = self.drop(self.embed(tokens)), []                           # (B, T, H), or (B, H) for a step
+        for layer, s in zip(self.layers, state or [None] * len(self.layers)):
+            x, s = getattr(layer, how)(x, s)
+            states.append(s)
+        return self.norm(x), states
+
+    def head(self, x):
+        return F.linear(x, self.embed.weight)                                   # (…, V)
+
+    def run(self, tokens, state=None):
+        """(B, T) tokens, state -> logits (B, T, V) of the tokens after them, state."""
+        x, state = self.hidden(tokens, state)
+        return self.head(x), state
+
+    def step(self, tokens, state=None):
+        """(B,) tokens, state -> logits (B, V), state."""
+        x, state = self.hidden(tokens, state, "step")
+        return self.head(x), state
+
+    def forward(self, tokens, targets, state=None):
+        """Mean loss of the targets (B, T), and the state after them."""
+        x, state = self.hidden(tokens, state)
+        return HeadLoss.apply(x.flatten(0, 1), self.embed.weight, targets.flatten(), torch.is_grad_enabled()), state
+
+
+def size(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+class HeadLoss(torch.autograd.Function):
+    """Mean cross-entropy of the logits x Eᵀ, some hundred tokens at a time, so that (tokens, V) logits never exist.
+
+    The gradient, softmax minus one-hot, is made along with the loss while a part's logits are there: nothing is kept but
+    dx and dE, and nothing computed twice.
+    """
+
+    @staticmethod
+    def forward(ctx, x, E, targets, learn, entries=1 << 24):
+        n = max(1, entries // len(E))                                           # tokens at a time
+        total, dx, dE = 0.0, [], torch.zeros_like(E) if learn else None
+        for x_n, y_n in zip(x.split(n), targets.split(n)):
+            logits = x_n @ E.mT                                                 # (n, V)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            logits -= logits.logsumexp(-1, keepdim=True)                        # log-probabilities from here
+            total = total - logits.gather(1, y_n[:, None]).sum()
+            if learn:
+                d = logits.exp_().scatter_add_(1, y_n[:, None], -torch.ones_like(logits[:, :1]))
+                dx.append((d @ E).to(x.dtype))
+                dE += d.mT @ x_n
+        ctx.n = len(x)
+        if learn:
+            ctx.save_for_backward(torch.cat(dx), dE)
+        return total / ctx.n
+
+    @staticmethod
+    def backward(ctx, g):
+        dx, dE = ctx.saved_tensors
+        return g / ctx.n * dx, g / ctx.n * dE, None, None, None
+
+
+# -------------------------------------------------------------------------------------------------------- 2. tasks
+
+TINY = dict(steps=1200, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, clip=1.0, evaluate_every=200,
+            checkpoint_every=200, patience=0, choose="perplexity", higher=False, tokenizer="gpt2", length=256, layers=4,
+            H=128, inner=128, P=64, J=16, dropout=0.0, stateful=False, validate_tokens=32_768)
+RECIPES = {
+    "tiny": TINY,
+    "bytes": dict(TINY, tokenizer="bytes", steps=2000, length=512, choose="bits", validate_tokens=262_144),
+    # the paper's, but for the recurrent rate, clipping and dropout, of which it says nothing: 230,000 steps are 32 epochs
+    "paper": dict(TINY, steps=230_000, batch=16, lr=2e-3, recurrent_lr=5e-4, warmup=16_000, evaluate_every=1000,
+                  checkpoint_every=1000, patience=20, length=1024, layers=16, H=768, inner=768, P=128, J=32, dropout=0.1,
+                  validate_tokens=0),
+}
+
+
+class WikiText103:
+    """The next token, in blocks of `length`; the other tasks say what differs."""
+    name, folder, command = "wikitext103", "wikitext-103", "prepare wikitext103"
+    recipes, paper_parameters = RECIPES, 117e6
+
+    def __init__(self, recipe, data=None, **options):
+        known("tokenizer", recipe["tokenizer"], TOKENIZERS)
+        for key in ("length", "layers", "H", "inner", "P", "J"):
+            if recipe[key] < 1:
+                raise ValueError(f"{self.name}: {key} must be at least 1, got {recipe[key]}")
+        if recipe["stateful"] and recipe.get("accumulate", 1) > 1:
+            raise ValueError("--stateful carries one state from step to step, --accumulate would need several: choose one")
+        self.recipe, self.length, self.data = recipe, recipe["length"], data_folder(data)
+        self.state = None                                                       # carried from block to block if stateful
+
+    def model(self, name="gril"):
+        sizes = {key: self.recipe[key] for key in ("layers", "H", "inner", "P", "J", "dropout")}
+        model = LanguageModel(TOKENIZERS[self.recipe["tokenizer"]], model=name, **sizes)
+        if self.recipe["stateful"] and not model.constant:
+            raise ValueError(f"{name} remembers every token, so that a carried state would only grow: train it without "
+                             f"--stateful, or choose one of {', '.join(row for row in MIXERS if row != name)}")
+        return model
+
+    # ---- data
+
+    def tokens(self, split):
+        kind = self.recipe["tokenizer"]
+        command = f"python lm.py {self.command} --data {self.data}{' --bytes' * (kind == 'bytes')}"
+        ids = read_tokens(self.data / self.folder, kind, split, command)
+        if ids is None and split != "test":
+            raise ValueError(f"{self.data / self.folder} has no {split} tokens: make them with: {command}")
+        return ids
+
+    def stream(self, seed, batch, device="cpu", rank=0, world=1):
+        return Blocks(self, seed, batch, device, rank, world)
+
+    def example(self, batch):
+        return torch.zeros(batch, self.length, dtype=torch.long), torch.zeros(batch, self.length, dtype=torch.long)
+
+    # ---- training and scores
+
+    def loss(self, model, batch):
+        if not self.recipe["stateful"]:
+            return model(*batch)[0]
+        loss, state = model(*batch, self.state)
+        self.state = detached(state)                                            # truncated backpropagation
+        return loss
+
+    @torch.no_grad()
+    def score(self, model, ids, stateful=False):
+        """Mean loss of every token of ids but the first, in blocks; stateful: the state is carried from each to the next.
+
+        With a carried state it does not matter where the text is cut, so that a block may be as long as a whole batch.
+        """
+        L, n = (self.length * self.recipe["batch"], 1) if stateful else (self.length, self.recipe["batch"])
+        whole, device, total, state = range(0, len(ids) - L, L), next(model.parameters()).device, 0.0, None
+        for starts in (*(whole[i:i + n] for i in range(0, len(whole), n)), [L * len(whole)]):   # last what is left over
+            x, y = blocks(ids, starts, L, device)
+            if y.numel():
+                loss, state = model(x, y, state if stateful else None)
+                total += loss.item() * y.numel()
+        return total / (len(ids) - 1)
+
+    def numbers(self, loss):
+        bits = dict(bits=loss / math.log(2)) if self.recipe["tokenizer"] == "bytes" else {}    # per byte
+        return dict(loss=loss, perplexity=math.exp(min(loss, 700)), **bits)
+
+    def validate(self, model):
+        ids = self.tokens("valid")
+        return self.numbers(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
+
+    def report(self, model, seed):
+        """Scores on the whole of test, or of valid where there is no test; stateful_… with the state carried on."""
+        test = self.tokens("test")
+        ids, split = (self.tokens("valid"), "valid") if test is None else (test, "test")
+        scores = {split: self.score(model, ids)}
+        if model.constant:
+            scores["stateful"] = self.score(model, ids, stateful=True)
+        return dict(split=split, tokens=len(ids), parameters=size(model), **{
+            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.numbers(loss).items()})
+
+    def table(self, result):
+        rows = ["{model} on {task}, {parameters:,d} parameters; {split}, {tokens:,d} tokens of {tokenizer}".format(**result)]
+        for how, name in ((f"blocks of {result['length']}", result["split"]), ("state carried on", "stateful")):
+            numbers = [f"{key} {result[f'{name}_{key}']:.4g}" for key in ("loss", "perplexity", "bits")
+                       if f"{name}_{key}" in result]
+            rows += [f"  {how:18s}{', '.join(numbers)}"] * bool(numbers)
+        return "\n".join(rows)
+
+
+class WikiText2(WikiText103):
+    name, folder, command, paper_parameters = "wikitext2", "wikitext-2", "prepare wikitext2", None
+
+
+class TextFile(WikiText103):
+    name, folder, command, paper_parameters = "text_file", "text_file", "prepare --text FILE", None
+
+
+LM = {task.name: task for task in (WikiText103, WikiText2, TextFile)}
+
+
+def blocks(ids, starts, L, device):
+    """Tokens and targets (n, L), the same shifted by one; shorter at the end of ids."""
+    block = torch.from_numpy(np.stack([ids[s:s + L + 1] for s in starts]).astype(np.int64)).to(device)
+    return block[:, :-1], block[:, 1:]
+
+
+def detached(state, device=None):
+    if isinstance(state, (tuple, list)):
+        return type(state)(detached(s, device) for s in state)
+    return state if state is None else state.detach().to(device, copy=True)     # a view would keep its whole block
+
+
+class Blocks:
+    """Endless batches of training blocks; epoch and index are the whole position, whatever the number of ranks.
+
+    Blocks are shuffled anew every epoch. Stateful: the text is cut into as many lanes as the batch has rows, each lane is
+    read from its start to its end, and an epoch begins with an empty state and all lanes moved by a few tokens.
+    """
+
+    def __init__(self, task, seed, batch, device, rank, world):
+        self.task, self.seed, self.device, self.L = task, seed, device, task.length
+        if batch % world:
+            raise ValueError(f"--batch {batch} cannot be shared equally by {world} processes")
+        self.ids, self.batch, self.world = task.tokens("train"), batch, world
+        self.mine = slice(rank * batch // world, (rank + 1) * batch // world)
+        self.count = (len(self.ids) - 1) // self.L // batch                     # batches in an epoch
+        if self.count < 1:
+            raise ValueError(f"the training text of {len(self.ids)} tokens is shorter than one batch, {batch} "
+                             f"block{'s' * (batch > 1)} of {self.L} + 1: give a longer text, or lower --length or --batch")
+        self.seek(dict(epoch=0, index=0))
+
+    def starts(self, epoch):
+        """(count, batch): where the blocks of each batch begin."""
+        generator = torch.Generator().manual_seed(self.seed + 1_000_003 * epoch)
+        if not self.task.recipe["stateful"]:
+            order = torch.randperm((len(self.ids) - 1) // self.L, generator=generator)
+            return self.L * order[:self.count * self.batch].view(self.count, self.batch)
+        spare = len(self.ids) - self.count * self.batch * self.L
+        shift = torch.randint(spare, (), generator=generator)
+        return shift + self.L * torch.arange(self.count * self.batch).view(self.batch, self.count).mT
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.index == self.count:
+            self.seek(dict(epoch=self.epoch + 1, index=0))
+        self.index += 1
+        return blocks(self.ids, self.order[self.index - 1, self.mine].tolist(), self.L, self.device)
+
+    def position(self):
+        """With the carried state; not if several processes have one each: those resume with an empty one."""
+        state = dict(state=self.task.state) if self.world == 1 else {}
+        return dict(epoch=self.epoch, index=self.index, **state)
+
+    def seek(self, position):
+        self.epoch, self.index = position["epoch"], position["index"]
+        self.task.state = detached(position.get("state"), self.device)
+        self.order = self.starts(self.epoch)
+
+
+# --------------------------------------------------------------------------------------------------- 3. generation
+
+def load(folder):
+    """(task, model, config) of a run that train.py made, finished or not."""
+    folder = Path(folder)
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} is not the folder of a run: it has no config.json. `python train.py --task "
+                         "wikitext2` makes one under runs/")
+    config = json.loads((folder / "config.json").read_text())
+    if config.get("task") not in LM:
+        raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
+    task = LM[config["task"]]({key: config.get(key, value) for key, value in TINY.items()}, config.get("data"))
+    model = task.model(config["model"])
+    path = next((folder / name for name in ("best.pt", "weights.pt", "last.pt") if (folder / name).exists()), None)
+    if path is None:
+        raise ValueError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): let the training reach its "
+                         "first checkpoint, or finish it with --resume")
+    state = torch.load(path, weights_only=True, map_location="cpu")
+    try:
+        model.load_state_dict(state.get("model", state))
+    except RuntimeError:
+        raise ValueError(f"{path} does not fit the model of config.json beside it: they are of different runs") from None
+    return task, model.eval(), config
+
+
+@torch.inference_mode()
+def generate(model, prompt, tokens, temperature=1.0, top_k=0, seed=0):
+    """Ids after the prompt's, one by one; a temperature of 0 takes the likeliest. Only the state remembers the text."""
+    device, state = next(model.parameters()).device, None
+    generator = torch.Generator(device).manual_seed(seed)
+    for part in torch.tensor(prompt, device=device).split(1024):                # a long prompt needs no more memory
+        x, state = model.hidden(part[None], state)
+    logits = model.head(x[:, -1])                                               # (1, V)
+    for i in range(tokens):
+        if temperature == 0:
+            token = logits.argmax(-1)                                           # (1,)
+        else:
+            if 0 < top_k < logits.shape[-1]:
+                logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
+            token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+        yield token.item()
+        if i + 1 < tokens:
+            logits, state = model.step(token, state)
+
+
+def as_text(ids, tokens):
+    """Ids to pieces of text as they come; bytes that are not yet a whole character wait. End of text is not shown."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for i in ids:
+        yield "" if i == tokens.silent else decoder.decode(tokens.raw([i]))
+    yield decoder.decode(b"", final=True)
+
+
+# ----------------------------------------------------------------------------------------------------- 4. commands
+
+def arguments(argv=None):
+    parser = argparse.ArgumentParser(description="Texts to token files, and trained models to text. Training itself is\n"
+                                     "python train.py --task wikitext103 | wikitext2 | text_file",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""examples:
+  python lm.py prepare wikitext2
+  python lm.py prepare --text book.txt --bytes
+  python lm.py generate runs/wikitext2-gril --prompt "The lobster" --tokens 200
+
+python lm.py prepare --help and python lm.py generate --help list the options.""")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="prepare | generate")
+    data = dict(type=Path, help="data folder (default: $GRIL_DATA, or data)")
+    add = commands.add_parser("prepare", help="read or download a text, write its tokens").add_argument
+    add("name", nargs="?", help=f"{' or '.join(WIKITEXT)}; not needed with --text")
+    add("--text", type=Path, metavar="FILE", help="a text of your own, UTF-8, for --task text_file")
+    add("--data", **data)
+    add("--source", type=Path, metavar="DIR", help="read texts and vocabulary from here, write to --data")
+    add("--bytes", action="store_true", help="bytes as tokens, not GPT-2's")
+    add("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    add = commands.add_parser("generate", help="stream text from a trained model").add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a run, as train.py made it")
+    add("--prompt", default="", help="text to go on with, of any length")
+    add("--tokens", type=int, default=200, metavar="N", help="how many to make (default 200)")
+    add("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (default 1)")
+    add("--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest (default 0: all)")
+    add("--seed", type=int, default=0, help="(default 0)")
+    add("--device", default="cpu", help="cpu, cuda or mps (default cpu)")
+    add("--data", **data)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = arguments(argv)
+    try:
+        if args.command == "prepare":
+            if (args.name is None) == (args.text is None):
+                raise ValueError(f"prepare: name one data set, {' or '.join(WIKITEXT)}, or give --text FILE")
+            header = prepare(args.name, data_folder(args.data), args.source, args.text, args.bytes, args.workers)
+            for split, entry in header["splits"].items():
+                print(f"{split:6s}{entry['tokens']:12,d} tokens of {header['tokenizer']} from {entry['source']}")
+            return
+        for flag, value in (("--tokens", args.tokens), ("--temperature", args.temperature), ("--top-k", args.top_k)):
+            if not value >= 0:
+                raise ValueError(f"{flag} must be 0 or more, got {value}")
+        task, model, config = load(args.run)
+        tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
+        prompt = tokens.encode(args.prompt) or [tokens.start]
+        print(args.prompt, end="", flush=True)
+        ids = generate(model.to(args.device), prompt, args.tokens, args.temperature, args.top_k, args.seed)
+        for piece in as_text(ids, tokens):
+            print(piece, end="", flush=True)
+        print()
+    except KeyboardInterrupt:
+        print(flush=True)
+        sys.exit(130)
+    except BrokenPipeError:                                                     # … | head: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        sys.exit(f"lm.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,789 @@
+"""Tokens against a slow reference and GPT-2's own ids; the model against itself in every form; training blocks; text.
+
+    .venv/bin/python -m pytest -q test_lm.py
+
+GRIL_DATA=DIR adds the real files: DIR/gpt2/{encoder.json,vocab.bpe} and DIR/wikitext-2/wiki.{train,valid}.tokens.
+"""
+import functools
+import hashlib
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import unicodedata
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lm
+import tokens
+from lm import LM, MIXERS, RECIPES, HeadLoss, LanguageModel, as_text, generate, size
+from test_baselines import leaves
+from test_gril import agree
+from tokens import BPE, Bytes, cuts, encode_file, prepare, splitter
+
+f64 = torch.float64
+HERE = Path(__file__).parent
+DATA = Path(os.environ.get("GRIL_DATA", "/nowhere"))
+real = pytest.mark.skipif(not (DATA / "gpt2" / "vocab.bpe").exists(), reason="GRIL_DATA has no gpt2/vocab.bpe")
+real_wikitext = pytest.mark.skipif(not (DATA / "wikitext-2" / "wiki.valid.tokens").exists() or
+                                   not (DATA / "gpt2" / "vocab.bpe").exists(), reason="GRIL_DATA has no wikitext-2")
+
+
+# ------------------------------------------------------------------------------------------- vocabularies and texts
+
+@functools.cache
+def symbols():
+    """How GPT-2's files write each byte, in the order of GPT-2's ids: printable ones as themselves, then the others."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [b for b in range(256) if b not in printable]
+    return {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+
+
+def spelled(text):
+    return "".join(symbols()[b] for b in text.encode())
+
+
+def write_vocabulary(folder, merges):
+    """encoder.json and vocab.bpe with these merges, pairs of strings in the files' own spelling."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [*symbols().values(), *map("".join, merges), "<|endoftext|>"]
+    (folder / "encoder.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
+    (folder / "vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
+    return folder / "encoder.json", folder / "vocab.bpe"
+
+
+def learned(text, count):
+    """Merges as byte-pair encoding learns them: the most frequent pair of each round."""
+    words, merges = [list(spelled(word)) for word in reference_words(text)], []
+    for _ in range(count):
+        pairs = [pair for word in words for pair in zip(word, word[1:])]
+        pair = max(sorted(set(pairs)), key=pairs.count)
+        merges.append(pair)
+        words = [merge_one(word, pair) for word in words]
+    return merges
+
+
+def merge_one(word, pair):
+    i = 0
+    while i < len(word) - 1:
+        if (word[i], word[i + 1]) == pair:
+            word = word[:i] + ["".join(pair)] + word[i + 2:]
+        i += 1
+    return word
+
+
+def hello_world():
+    """50,000 merges of which only those of 'Hello world' mean anything, with the two words at GPT-2's ids."""
+    early = [("H", "e"), ("He", "l"), ("Hel", "l"), ("Ġ", "w"), ("Ġw", "o"), ("Ġwo", "r"), ("Ġwor", "l")]
+    filler = ((a, b) for a in symbols().values() for b in symbols().values() if (a, b) not in early)
+    merges = early + [next(filler) for _ in range(50_000 - len(early) - 2)]
+    merges.insert(995 - 256, ("Ġworl", "d"))
+    merges.insert(15496 - 256, ("Hell", "o"))
+    return merges
+
+
+SPACES = {*map(chr, range(9, 14)), " ", "\x85", "\xa0", "\u1680", *map(chr, range(0x2000, 0x200b)), "\u2028", "\u2029",
+          "\u202f", "\u205f", "\u3000"}                         # Unicode's White_Space
+
+
+def kind(c):
+    return "S" if c in SPACES else unicodedata.category(c)[0] if unicodedata.category(c)[0] in "LN" else "other"
+
+
+def reference_words(text):
+    """GPT-2's words, scanned character by character."""
+    words, i = [], 0
+    while i < len(text):
+        end = next((i + len(s) for s in ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d") if text.startswith(s, i)), i)
+        j = i + (text[i] == " " and i + 1 < len(text))          # a blank in front belongs to a word
+        if end == i and kind(text[j]) != "S":
+            end = j
+            while end < len(text) and kind(text[end]) == kind(text[j]):
+                end += 1
+        elif end == i:
+            while end < len(text) and kind(text[end]) == "S":
+                end += 1
+            end -= end < len(text) and end - i > 1              # the last one is left to the word behind
+        words.append(text[i:end])
+        i = end
+    return words
+
+
+@functools.cache
+def read_vocabulary(encoder_json, vocab_bpe):
+    merges = vocab_bpe.read_text(encoding="utf-8").splitlines()[1:]
+    return json.loads(encoder_json.read_text()), {tuple(line.split()): i for i, line in enumerate(merges)}
+
+
+def reference_ids(text, encoder_json, vocab_bpe):
+    """One merge at a time: of all pairs the earliest merge, of those the leftmost."""
+    (ids, rank), out = read_vocabulary(encoder_json, vocab_bpe), []
+    for word in reference_words(text):
+        parts = list(spelled(word))
+        while True:
+            found = [(rank[pair], i) for i, pair in enumerate(zip(parts, parts[1:])) if pair in rank]
+            if not found:
+                break
+            i = min(found)[1]
+            parts[i:i + 2] = [parts[i] + parts[i + 1]]
+        out += [ids[part] for part in parts]
+    return out
+
+
+ALPHABETS = ("abcdeHlo wr'sdtmv", " \n\t\r\x0b\x85\xa0\u2003\u3000\x1c\x1f", "½Ⅳ²3٣৪", "éßдЖ한年ーª", "🦞🏽👩‍🚀é́",
+             "\x00\x01\x7f\xad\u200b\ufeff", "=<>|_-.,!?…", "the and of aaa")
+
+
+def random_text(seed, n=400):
+    draw = random.Random(seed)
+    pieces = [draw.choice(draw.choice(ALPHABETS)) for _ in range(n)]
+    pieces += [chr(c) for c in (draw.randrange(0x110000) for _ in range(n // 4)) if not 0xd800 <= c < 0xe000]
+    draw.shuffle(pieces)
+    return "".join(pieces)
+
+
+CORPUS = "the lobster and the crab saw the sea; they'll see the other lobsters' sea. " * 3 + "年年年 éé \n\n\n  the end"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return write_vocabulary(tmp_path_factory.mktemp("small"), learned(CORPUS, 40))
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return DATA / "gpt2" / "encoder.json", DATA / "gpt2" / "vocab.bpe"
+
+
+# ------------------------------------------------------------------------------------------------ byte-pair encoding
+
+def test_words_of_every_character():
+    text = "".join(chr(c) for c in (*range(0xd800), *range(0xe000, 0x40000), *range(0xe0000, 0xe0200), 0x10ffff))
+    assert splitter().findall(text) == reference_words(text)
+
+
+def test_words_by_hand():
+    assert splitter().findall("x²½Ⅳ3 年2") == ["x", "²½Ⅳ3", " 年", "2"]
+    assert splitter().findall("we'll  go\n\n now'S") == ["we", "'ll", " ", " go", "\n\n", " now", "'", "S"]
+    assert splitter().findall("a\x1cb \x1c\x85 ") == ["a", "\x1c", "b", " \x1c", "\x85 "]         # \x1c is no white space
+    assert splitter().findall("a \n ") == ["a", " \n "]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ids_are_those_of_the_slow_reference_and_come_back(seed, small):
+    text, bpe = random_text(seed), BPE(*small)
+    assert bpe.encode(text) == reference_ids(text, *small)
+    assert bpe.decode(bpe.encode(text)) == text and Bytes().decode(Bytes().encode(text)) == text
+
+
+def test_merges_happen_in_the_small_vocabulary(small):
+    bpe = BPE(*small)
+    ids = bpe.encode(CORPUS)
+    assert ids == reference_ids(CORPUS, *small) and len(ids) < 0.5 * len(CORPUS.encode()) and max(ids) > 256
+    assert bpe.encode("") == [] and bpe.decode([]) == ""
+    assert bpe.encode("<|endoftext|>") != [bpe.start] and bpe.decode([bpe.start]) == "<|endoftext|>"
+
+
+@real
+def test_known_ids(gpt2):
+    bpe = BPE(*gpt2)
+    assert bpe.encode("Hello world") == [15496, 995]
+    assert bpe.encode("Hello, my dog is cute") == [15496, 11, 616, 3290, 318, 13779]
+    assert bpe.encode("<|endoftext|>") == [27, 91, 437, 1659, 5239, 91, 29]
+    assert bpe.encode("\n\n") == [628] and bpe.encode(" \n") == [220, 198] and bpe.start == 50256
+    for seed in range(20):
+        text = random_text(seed)
+        assert bpe.encode(text) == reference_ids(text, *gpt2) and bpe.decode(bpe.encode(text)) == text
+
+
+@real_wikitext
+def test_whole_valid_file(gpt2):
+    text = (DATA / "wikitext-2" / "wiki.valid.tokens").read_bytes().decode()
+    ids = BPE(*gpt2).encode(text)
+    assert len(ids) == 258_659 and BPE(*gpt2).decode(ids) == text
+
+
+@pytest.mark.slow
+@real_wikitext
+def test_whole_train_file_serial_and_in_parallel(gpt2):
+    path = DATA / "wikitext-2" / "wiki.train.tokens"
+    ids = BPE(*gpt2).encode(path.read_bytes().decode())
+    assert len(ids) == 2_448_382
+    parallel = encode_file(path, "gpt2", DATA, lines=False, workers=2, quiet=True)
+    assert np.array_equal(parallel, np.array(ids, np.uint16))
+    lines = encode_file(path, "gpt2", DATA, lines=True, workers=2, quiet=True)
+    assert len(lines) == 2_446_247 and (lines == 50256).sum() == sum(
+        bool(line.strip()) for line in path.read_bytes().decode().split("\n"))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_file_cut_anywhere_it_may_be_has_the_same_ids(seed, small):
+    text, bpe = random_text(seed, 600), BPE(*small)
+    text = text.replace("a", "a\r\n").replace("年", "年\n")
+    raw = text.encode()
+    ends = cuts(raw, lines=False, size=1)
+    assert len(ends) > 5 and ends[0] == 0 and ends[-1] == len(raw)
+    parts = [bpe.encode(raw[a:b].decode()) for a, b in zip(ends, ends[1:])]
+    assert sum(parts, []) == bpe.encode(text)
+    ends = cuts(raw, lines=True, size=40)
+    assert all(raw[end - 1:end] == b"\n" for end in ends[1:-1]) and all(b - a >= 40 for a, b in zip(ends, ends[1:-1]))
+
+
+def test_lone_surrogates_are_refused(small):
+    for encode in (BPE(*small).encode, Bytes().encode):
+        with pytest.raises(ValueError, match=r"character 3 .* U\+D83E"):
+            encode("abc\ud83e")
+
+
+@pytest.mark.parametrize("damage", ("no json", "a list", "a merge without token", "a hole", "no end", "swapped"))
+def test_other_vocabularies_are_refused(damage, tmp_path):
+    encoder, merges = write_vocabulary(tmp_path, [("a", "b")])
+    ids = json.loads(encoder.read_text())
+    if damage == "swapped":
+        encoder, merges = merges, encoder
+    elif damage == "a merge without token":
+        merges.write_text("#version: 0.2\na c\n")
+    else:
+        ids.update({"a hole": {"ab": 400}, "no end": {"<|endoftext|>": 0, "!": 257}}.get(damage, {}))
+        encoder.write_text({"no json": "{", "a list": json.dumps(list(ids))}.get(damage, json.dumps(ids)))
+    with pytest.raises(ValueError, match="not the two halves of GPT-2's vocabulary.*prepare wikitext2"):
+        BPE(encoder, merges)
+    with pytest.raises(ValueError, match="cannot read .*nothing.json"):
+        BPE(tmp_path / "nothing.json", merges)
+
+
+# -------------------------------------------------------------------------------------------------------- token files
+
+WIKI = (" \n = Lobster = \n \n The lobster is blue ; Hello world . \n It lives in the sea . \n \n\n = Crab = \n \n"
+        " Crabs walk . \n")
+
+
+def write_wiki(folder, ending="tokens", splits=("train", "valid", "test")):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, split in enumerate(splits):
+        (folder / f"wiki.{split}.{ending}").write_text(WIKI * (2 + i), newline="\n")
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    """A full-size vocabulary that passes for GPT-2's."""
+    folder = tmp_path_factory.mktemp("vocabulary")
+    write_vocabulary(folder / "gpt2", hello_world())
+    return folder
+
+
+def test_prepare_wikitext(tmp_path, vocabulary):
+    """Lines on their own, end of text after each, blank ones dropped; read from one folder, written to another."""
+    write_wiki(vocabulary / "wikitext-2")
+    header = prepare("wikitext2", tmp_path, source=vocabulary, quiet=True)
+    bpe = tokens.tokenizer("gpt2", tmp_path)
+    lines = [line + "\n" for line in WIKI.split("\n") if line.strip()]
+    expected = [i for line in lines for i in bpe.encode(line) + [50256]]
+    for n, split in enumerate(("train", "valid", "test")):
+        ids = LM["wikitext2"](RECIPES["tiny"], tmp_path).tokens(split)
+        assert ids.dtype == np.uint16 and ids.tolist() == expected * (2 + n)
+        assert header["splits"][split]["tokens"] == len(ids) and header["tokenizer"] == "gpt2"
+    assert 15496 in expected and 995 in expected and expected.count(50256) == 5
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_prepare_reads_zip_files_raw_before_tokens_and_bytes(tmp_path):
+    with zipfile.ZipFile(tmp_path / "wikitext-103-raw-v1.zip", "w") as archive:
+        for split in ("train", "valid", "test"):
+            archive.writestr(f"wikitext-103-raw/wiki.{split}.raw", split + WIKI)
+    prepare("wikitext103", tmp_path, bytes_only=True, quiet=True)
+    task = LM["wikitext103"](RECIPES["bytes"], tmp_path)
+    assert Bytes().decode(task.tokens("valid")) == "valid" + WIKI
+    write_wiki(tmp_path / "wikitext-103", splits=("train", "valid"))            # plain files come first, raw ones before
+    header = prepare("wikitext103", tmp_path, bytes_only=True, quiet=True)
+    assert header["splits"]["train"]["source"].endswith("wiki.train.tokens") and task.tokens("test") is None
+    write_wiki(tmp_path / "wikitext-103-raw", "raw")
+    assert prepare("wikitext103", tmp_path, bytes_only=True, quiet=True)["splits"]["train"]["source"].endswith(".raw")
+    (tmp_path / "wikitext-103-raw" / "wiki.valid.raw").unlink()
+    with pytest.raises(ValueError, match="both are needed"):
+        prepare("wikitext103", tmp_path, bytes_only=True, quiet=True)
+
+
+def test_a_text_of_ones_own_in_parts_and_in_parallel(tmp_path, vocabulary, monkeypatch):
+    text = "".join(random_text(seed, 200) + "visible\n" for seed in range(20))
+    (tmp_path / "my.txt").write_bytes(text.encode())
+    monkeypatch.setattr(tokens, "cuts", functools.partial(cuts, size=1000))
+    assert len(tokens.cuts(text.encode(), False)) > 5
+    whole = tokens.tokenizer("gpt2", vocabulary).encode(text)
+    for workers in (1, 2):
+        prepare(None, tmp_path / str(workers), vocabulary, tmp_path / "my.txt", workers=workers, quiet=True)
+        task = LM["text_file"](RECIPES["tiny"], tmp_path / str(workers))
+        parts = [task.tokens(split).tolist() for split in ("train", "valid", "test")]
+        assert sum(parts, []) == whole and [round(20 * len(part) / len(whole)) for part in parts] == [18, 1, 1]
+
+
+def test_bad_texts(tmp_path, vocabulary):
+    def refused(content, message, **options):
+        (tmp_path / "my.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            prepare(None, tmp_path / "out", vocabulary, tmp_path / "my.txt", quiet=True, **options)
+        assert not (tmp_path / "out" / "text_file").exists()
+    refused(b"", "my.txt is empty")
+    refused(b" \n\n", "my.txt is empty", bytes_only=True)
+    refused(b"0123456\xe9 89", "my.txt is not UTF-8: byte 7 is 0xe9")
+    refused(b"abc", "3 tokens, too few", bytes_only=True)
+    with pytest.raises(ValueError, match="cannot read .*none.txt"):
+        prepare(None, tmp_path, vocabulary, tmp_path / "none.txt", quiet=True)
+    with pytest.raises(ValueError, match="did you mean wikitext2"):
+        prepare("wikitxt2", tmp_path)
+
+
+def test_the_byte_offset_counts_from_the_start_of_the_file(tmp_path, vocabulary, monkeypatch):
+    monkeypatch.setattr(tokens, "cuts", functools.partial(cuts, size=50))
+    (tmp_path / "my.txt").write_bytes(b"a line of text\n" * 40 + b"\xff\n")
+    for workers in (1, 2):
+        with pytest.raises(ValueError, match="byte 600 is 0xff"):
+            encode_file(tmp_path / "my.txt", "gpt2", vocabulary, False, workers, quiet=True)
+
+
+def text_file(folder, text=None, **recipe):
+    """A text_file task on bytes, its token files written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "my.txt").write_text(text or "".join(random_text(seed) for seed in range(8)))
+    prepare(None, folder, text=folder / "my.txt", bytes_only=True, quiet=True)
+    return LM["text_file"](dict(RECIPES["bytes"], H=16, inner=16, P=8, J=2, layers=2, length=32, batch=4, **recipe), folder)
+
+
+def test_damaged_token_files(tmp_path):
+    task = text_file(tmp_path)
+    header, tokens_file = tmp_path / "text_file" / "bytes.json", tmp_path / "text_file" / "bytes.train.bin"
+    good = header.read_text()
+
+    def refused(message):
+        with pytest.raises(ValueError, match=f"{message}.*python lm.py prepare --text FILE --data {tmp_path} --bytes"):
+            task.tokens("train")
+    for damage in ("", "[]", "{}", good[:50], good.replace("splits", "parts")):
+        header.write_text(damage)
+        refused("not the header of a token file")
+    header.write_text(good.replace('"bytes"', '"gpt2"').replace('"vocabulary": 256', '"vocabulary": 50257'))
+    refused("tokens of gpt2 .50257 of them., not of bytes")
+    header.write_text(good)
+    content = bytearray(tokens_file.read_bytes())
+    content[100] ^= 1
+    tokens_file.write_bytes(content)
+    refused("damaged")
+    tokens_file.write_bytes(content[:-2])
+    refused("damaged")
+    header.unlink()
+    refused("there is no .*bytes.json")
+    with pytest.raises(ValueError, match="there is no .*gpt2.json"):
+        LM["text_file"](RECIPES["tiny"], tmp_path).tokens("train")
+
+
+def test_an_interrupted_prepare_leaves_what_was_there(tmp_path, monkeypatch):
+    task = text_file(tmp_path)
+    before = task.tokens("train").tolist()
+    (tmp_path / "my.txt").write_text("another text " * 100)
+    monkeypatch.setattr(Path, "write_bytes", lambda path, content: open(path, "wb").write(content[:10]) and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(None, tmp_path, text=tmp_path / "my.txt", bytes_only=True, quiet=True)
+    assert task.tokens("train").tolist() == before
+
+
+def test_downloads(tmp_path, monkeypatch):
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for split in ("train", "valid"):
+            file.writestr(f"wikitext-2-raw/wiki.{split}.raw", WIKI)
+    (tmp_path / "served.zip").write_bytes(archive.getvalue())
+    url, checksum = (tmp_path / "served.zip").as_uri(), hashlib.sha256(archive.getvalue()).hexdigest()
+    data = tmp_path / "data"
+    for address, expected, message in ((url, "0" * 64, "came with SHA-256"),
+                                       ("http://localhost:9/none.zip", checksum, r"cannot get .*\n  curl -L -o .*none.zip")):
+        monkeypatch.setitem(tokens.WIKITEXT, "wikitext2", ("wikitext-2", address, expected))
+        with pytest.raises(ValueError, match=message):
+            prepare("wikitext2", data, bytes_only=True, quiet=True)
+        assert not list(data.rglob("*.*"))
+    target = url.replace("served", "wikitext-2-raw-v1")
+    (tmp_path / "served.zip").rename(tmp_path / "wikitext-2-raw-v1.zip")
+    monkeypatch.setitem(tokens.WIKITEXT, "wikitext2", ("wikitext-2", target, checksum))
+    assert prepare("wikitext2", data, bytes_only=True, quiet=True)["splits"]["train"]["tokens"] == len(WIKI)
+    (data / "wikitext-2-raw-v1.zip").write_bytes(archive.getvalue()[:100])
+    with pytest.raises(ValueError, match="not a whole zip file"):
+        prepare("wikitext2", data, bytes_only=True, quiet=True)
+
+
+def test_a_vocabulary_of_the_right_shape_that_is_not_gpt2s(tmp_path):
+    write_vocabulary(tmp_path / "gpt2", learned(CORPUS, 20))
+    with pytest.raises(ValueError, match="a vocabulary, but not GPT-2's"):
+        tokens.tokenizer("gpt2", tmp_path)
+    with pytest.raises(ValueError, match="lacks encoder.json or vocab.bpe.*prepare wikitext2"):
+        tokens.tokenizer("gpt2", tmp_path / "elsewhere")
+
+
+# ---------------------------------------------------------------------------------------------------------- the model
+
+def built(model="gril", layers=3, seed=0, V=50, dtype=f64, **options):
+    torch.manual_seed(seed)
+    net = LanguageModel(V, layers, **{**dict(H=16, inner=16, P=8, J=4), **options}, model=model).to(dtype).eval()
+    with torch.no_grad():
+        net.embed.weight.mul_(25)                               # logits that differ, so that a fault shows
+    return net
+
+
+def same_states(got, expected):
+    pairs = zip(leaves(got), leaves(expected), strict=True)
+    agree(1e-10, **{f"state {i}": pair for i, pair in enumerate(pairs) if pair[1].numel()})     # w = 1 has no past
+
+
+def draw(B, T, V=50, seed=0):
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def test_parameters_of_the_paper_and_of_every_row():
+    with torch.device("meta"):
+        task = LM["wikitext103"](RECIPES["paper"])
+        count, H, P = size(task.model()), 768, 128
+        assert count == pytest.approx(task.paper_parameters, rel=0.01)
+        assert count == pytest.approx(50257 * H + 16 * (8 * H * H + 2 * P * H + 2 * P * P), rel=0.003)
+        for name, recipe in RECIPES.items():
+            task = LM["wikitext103"](dict(recipe, layers=3))    # Griffin's pattern once
+            count = size(task.model()) - size(task.model().embed)
+            for model in MIXERS:
+                assert size(task.model(model)) - size(task.model(model).embed) == pytest.approx(count, rel=0.01), (name, model)
+            loss = task.loss(task.model(), task.example(1))
+            assert loss.shape == () and loss.device.type == "meta"
+
+
+def test_the_head_is_the_embedding():
+    net = built()
+    assert sum(p.shape == (50, 16) for p in net.parameters()) == 1
+    x = draw(2, 6).clamp(max=48)
+    before = net.run(x)[0]
+    with torch.no_grad():
+        net.embed.weight[49] += torch.randn(16)                 # a token that the text lacks: its own logit alone changes
+    after = net.run(x)[0]
+    assert torch.equal(after[..., :49], before[..., :49]) and (after[..., 49] != before[..., 49]).all()
+
+
+@pytest.mark.parametrize("form", ("loop", "scan", "chunk"))
+def test_causality_at_the_papers_depth(form):
+    net = built(layers=16, form=form)
+    x = draw(1, 40)
+    logits = net.run(x)[0]
+    for t in (0, 1, 20, 38):
+        other = x.clone()
+        other[0, t + 1] = (x[0, t + 1] + 1) % 50
+        changed = net.run(other)[0]
+        agree(1e-12, before=(changed[:, :t + 1], logits[:, :t + 1]))
+        assert (changed[:, t + 1] - logits[:, t + 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("model", MIXERS)
+def test_other_mixers_are_causal(model):
+    net, x = built(model), draw(1, 20)
+    other = torch.cat([x[:, :11], (x[:, 11:] + 1) % 50], 1)
+    (a, _), (b, _) = net.run(x), net.run(other)
+    agree(1e-12, before=(b[:, :11], a[:, :11]))
+    assert (a[:, 11] - b[:, 11]).abs().max() > 1e-3
+
+
+def test_forms_agree():
+    results = [built(form=form).run(draw(2, 37)) for form in ("loop", "scan", "chunk")]
+    for logits, state in results[1:]:
+        agree(1e-10, logits=(logits, results[0][0]))
+        same_states(state, results[0][1])
+
+
+@pytest.mark.parametrize("model", MIXERS)
+def test_cuts_and_steps_are_the_whole(model):
+    net, x = built(model), draw(2, 23)
+    whole, end = net.run(x)
+    state, parts = None, []
+    for part in x.split([1, 2, 9, 11], 1):
+        logits, state = net.run(part, state)
+        parts.append(logits)
+    agree(1e-10, cuts=(torch.cat(parts, 1), whole))
+    same_states(state, end)
+    state, parts = None, []
+    for token in x.unbind(1):
+        logits, state = net.step(token, state)
+        parts.append(logits)
+    agree(1e-10, steps=(torch.stack(parts, 1), whole))
+    same_states(state, end)
+    assert len(leaves(end)) >= 3, "every layer carries state"
+    growing = sum(map(torch.numel, leaves(net.run(draw(2, 46))[1]))) > sum(map(torch.numel, leaves(end)))
+    assert growing == (model in ("transformer", "griffin"))     # Griffin's window of 1,024 is not yet full
+    assert net.constant == (model != "transformer")
+
+
+@pytest.mark.parametrize("entries", (1, 50 * 7, 1 << 24))
+def test_the_loss_in_parts_is_cross_entropy_with_its_gradients(entries):
+    x, E = torch.randn(23, 8, dtype=f64, requires_grad=True), torch.randn(50, 8, dtype=f64, requires_grad=True)
+    y = draw(1, 23)[0]
+    expected = F.cross_entropy(x @ E.mT, y)
+    got = HeadLoss.apply(x, E, y, True, entries)
+    pairs = zip(torch.autograd.grad(3 * got, (x, E)), torch.autograd.grad(3 * expected, (x, E)))
+    agree(1e-12, loss=(got, expected), **dict(zip(("dx", "dE"), pairs)))
+    agree(1e-12, scored=(HeadLoss.apply(x, E, y, False, entries), expected))
+
+
+@pytest.mark.parametrize("model", MIXERS)
+def test_every_parameter_learns(model):
+    net = built(model)
+    net(draw(2, 12), draw(2, 12, seed=1))[0].backward()
+    silent = [name for name, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not silent, silent
+
+
+def test_loss_is_that_of_the_logits_and_unknown_models_are_listed():
+    net, x, y = built(), draw(2, 12), draw(2, 12, seed=1)
+    agree(1e-12, loss=(net(x, y)[0], F.cross_entropy(net.run(x)[0].flatten(0, 1), y.flatten())))
+    with pytest.raises(ValueError, match="unknown model 'grill', did you mean gril.*mamba"):
+        built("grill")
+
+
+# --------------------------------------------------------------------------------------------------- blocks and scores
+
+def test_blocks_cover_the_text_once_an_epoch_with_targets_shifted(tmp_path):
+    task = text_file(tmp_path)
+    ids, stream = torch.tensor(task.tokens("train").astype(np.int64)), task.stream(1, 4)
+    epochs = [[next(stream) for _ in range(stream.count)] for _ in range(2)]
+    orders = []
+    for epoch in epochs:
+        x, y = (torch.cat(part) for part in zip(*epoch))
+        assert torch.equal(x[:, 1:], y[:, :-1]) and x.shape == (4 * stream.count, 32)
+        starts = [next(s for s in range(0, len(ids) - 32, 32) if torch.equal(ids[s:s + 32], row)) for row in x]
+        assert all(ids[s + 32] == row[-1] for s, row in zip(starts, y)) and len(set(starts)) == len(starts)
+        orders.append(starts)
+    assert orders[0] != orders[1] and len(orders[0]) > (len(ids) - 1) // 32 - 4
+
+
+def test_order_is_the_same_for_any_number_of_processes(tmp_path):
+    for stateful in (False, True):
+        task = text_file(tmp_path, stateful=stateful)
+        alone, *two = task.stream(3, 4), *(task.stream(3, 4, rank=rank, world=2) for rank in range(2))
+        for _ in range(alone.count + 3):
+            x = next(alone)[0]
+            assert torch.equal(x, torch.cat([next(stream)[0] for stream in two]))
+    with pytest.raises(ValueError, match="cannot be shared equally by 3"):
+        task.stream(3, 4, world=3)
+
+
+@pytest.mark.parametrize("stateful", (False, True))
+def test_training_goes_on_where_it_was(tmp_path, stateful):
+    task = text_file(tmp_path / "a", stateful=stateful)
+    torch.manual_seed(0)
+    model, stream = task.model(), task.stream(1, 4)
+    for _ in range(stream.count - 1):
+        task.loss(model, next(stream))
+    torch.save(stream.position(), tmp_path / "position.pt")
+    assert (tmp_path / "position.pt").stat().st_size < 60_000
+    expected = [task.loss(model, next(stream)).item() for _ in range(3)]        # over the end of the epoch
+    again = text_file(tmp_path / "a", stateful=stateful)
+    stream = again.stream(1, 4)
+    stream.seek(torch.load(tmp_path / "position.pt", weights_only=True))
+    assert [again.loss(model, next(stream)).item() for _ in range(3)] == expected
+
+
+def test_stateful_blocks_follow_each_other_and_their_losses_are_those_of_one_long_block(tmp_path):
+    task = text_file(tmp_path, stateful=True)
+    torch.manual_seed(0)
+    model, stream = task.model().to(f64), task.stream(1, 4)
+    batches = [next(stream) for _ in range(5)]
+    x, y = (torch.cat(part, 1) for part in zip(*batches))
+    assert torch.equal(x[:, 1:], y[:, :-1])
+    losses = [task.loss(model, batch) for batch in batches]
+    agree(1e-12, loss=(torch.stack(losses).mean(), model(x, y)[0]))
+    assert not any(s.requires_grad for s in leaves(task.state)), "backpropagation stops at the block's start"
+    cold = model(*batches[1])[0]
+    assert abs(cold - losses[1]) > 1e-6
+    stream.seek(dict(epoch=1, index=0))
+    assert task.state is None
+    agree(1e-12, fresh=(task.loss(model, batches[1]), cold))
+    with pytest.raises(ValueError, match="transformer remembers every token"):
+        task.model("transformer")
+    with pytest.raises(ValueError, match="--accumulate would need several"):
+        LM["text_file"](dict(task.recipe, accumulate=2))
+
+
+def test_scores_count_every_token_once(tmp_path):
+    task = text_file(tmp_path)
+    torch.manual_seed(0)
+    model = task.model().to(f64).eval()
+    for n in (2, 32, 33, 34, 200):                              # shorter than a block, a block, one more, many and a rest
+        ids = task.tokens("valid")[:n]
+        x = torch.tensor(ids.astype(np.int64))[None]
+        losses = [F.cross_entropy(model.run(a)[0][0], b[0], reduction="sum").item()
+                  for a, b in zip(x[:, :-1].split(32, 1), x[:, 1:].split(32, 1))]
+        assert task.score(model, ids) == pytest.approx(sum(losses) / (n - 1), rel=1e-9)
+        whole = F.cross_entropy(model.run(x[:, :-1])[0][0], x[0, 1:]).item()
+        assert task.score(model, ids, stateful=True) == pytest.approx(whole, rel=1e-9)
+    scores = task.validate(model)
+    assert scores["perplexity"] == pytest.approx(2 ** scores["bits"]) and scores["loss"] == pytest.approx(
+        task.score(model, task.tokens("valid")))
+
+
+def test_report_and_table(tmp_path):
+    task = text_file(tmp_path)
+    result = task.report(task.model().eval(), 0)
+    assert result["split"] == "test" and result["stateful_perplexity"] != result["test_perplexity"]
+    table = task.table(dict(task.recipe, task="text_file", model="gril", **result))
+    assert f"{result['test_bits']:.4g}" in table and f"{result['stateful_perplexity']:.4g}" in table
+    (tmp_path / "text_file" / "bytes.json").write_text((tmp_path / "text_file" / "bytes.json").read_text().replace("test", "x"))
+    assert task.report(task.model().eval(), 0)["valid_bits"] > 0                # WikiText without its test file
+    assert "stateful_loss" not in task.report(task.model("transformer").eval(), 0)
+    assert task.recipe["choose"] in task.validate(task.model().eval())
+
+
+def test_texts_shorter_than_a_block(tmp_path):
+    task = text_file(tmp_path, "a short text of few words\n" * 3)
+    with pytest.raises(ValueError, match="shorter than one batch, 4 blocks of 32 .* lower --length or --batch"):
+        task.stream(0, 4)
+
+
+LOBSTER = "the lobster saw the sea and the sea saw the lobster. " * 100
+
+
+def learn(task, model, steps, lr=1e-2):
+    torch.manual_seed(0)
+    net, stream = task.model(model), task.stream(0, task.recipe["batch"])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
+    for _ in range(steps):
+        loss = task.loss(net, next(stream))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+    return net.eval()
+
+
+@pytest.mark.parametrize("stateful", (False, True))
+def test_a_model_learns_a_text(tmp_path, stateful, run):
+    task = text_file(tmp_path, LOBSTER, stateful=stateful)
+    assert task.validate(learn(task, "gril", 0))["bits"] > 6
+    net = learn(task, "gril", 60) if stateful else lm.load(run)[1]
+    assert task.validate(net)["bits"] < 1
+
+
+# --------------------------------------------------------------------------------------------------------- generation
+
+@pytest.mark.parametrize("model", MIXERS)
+def test_greedy_streaming_is_greedy_decoding_by_full_passes(model):
+    net, prompt = built(model, layers=2, V=200), [5, 6, 7]
+    with torch.no_grad():
+        net.norm.weight.copy_(torch.randn(16))                  # or the tied head would say each token again and again
+        for block in net.layers[::2]:
+            getattr(block.mixer, "W_o" if hasattr(block.mixer, "W_o") else "W_out").weight.mul_(20)
+    streamed = list(generate(net, prompt, 200, temperature=0))
+    assert len(set(streamed)) > 20 or model != "gril", "a text that says one thing over and over shows little"
+    ids = list(prompt)
+    for _ in range(200 if model == "gril" else 0):
+        ids.append(net.run(torch.tensor([ids]))[0][0, -1].argmax().item())
+    if model != "gril":                                         # the same by causality, in one pass
+        ids += net.run(torch.tensor([prompt + streamed[:-1]]))[0][0, 2:].argmax(-1).tolist()
+    assert streamed == ids[3:] and len(streamed) == 200
+
+
+def test_sampling():
+    net = built(V=50, layers=1)
+    with torch.no_grad():
+        net.embed.weight.mul_(0.1)
+    sample = lambda **options: list(generate(net, [1], 60, **options))
+    assert sample(seed=1) == sample(seed=1) != sample(seed=2)
+    assert sample(top_k=1) == sample(temperature=0) and len(set(sample())) > len(set(sample(top_k=3)))
+    logits = net.run(torch.tensor([[1]]))[0][0, -1]
+    for options, p in ((dict(temperature=0.5), (2 * logits).softmax(-1)), (dict(top_k=3), logits.topk(3).values.softmax(-1))):
+        first = torch.tensor([next(generate(net, [1], 1, seed=seed, **options)) for seed in range(300)])
+        if "top_k" in options:
+            p = torch.zeros(50, dtype=f64).scatter(0, logits.topk(3).indices, p)
+        assert (torch.bincount(first, minlength=50) / 300 - p).abs().max() < 4 * (0.25 / 300) ** 0.5
+        assert p[first].min() > 0
+
+
+def test_prompts_longer_than_the_training_context(tmp_path):
+    net = built()
+    prompt = draw(1, 2500)[0].tolist()
+    expected = net.run(torch.tensor([prompt]))[0][0, -1].argmax().item()
+    assert next(generate(net, prompt, 1, temperature=0)) == expected
+
+
+def test_half_characters_wait(small):
+    text = "é🦞a年"
+    pieces = list(as_text(Bytes().encode(text), Bytes()))
+    assert pieces == ["", "é", "", "", "", "🦞", "a", "", "", "年", ""]
+    assert "".join(as_text(Bytes().encode("🦞")[:2], Bytes())) == "\ufffd"
+    bpe = BPE(*small)
+    assert "".join(as_text([*bpe.encode(text), bpe.start, *bpe.encode("b")], bpe)) == text + "b"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a finished run, as train.py leaves it."""
+    folder = tmp_path_factory.mktemp("run")
+    task = text_file(folder / "data", LOBSTER)
+    net = learn(task, "gril", 60)
+    (folder / "config.json").write_text(json.dumps(dict(task.recipe, task="text_file", model="gril", seed=0)))
+    torch.save(net.state_dict(), folder / "weights.pt")
+    return folder
+
+
+def command(*arguments):
+    return [sys.executable, str(HERE / "lm.py"), *map(str, arguments)]
+
+
+def test_generate_as_typed(run, capsys):
+    lm.main(["generate", str(run), "--prompt", "the lobster saw ", "--tokens", "30", "--temperature", "0"])
+    text = capsys.readouterr().out
+    assert text.startswith("the lobster saw the sea and the") and len(text) == 16 + 30 + 1
+    lm.main(["generate", str(run), "--tokens", "5"])
+    assert len(capsys.readouterr().out.encode()) >= 5
+
+
+def test_load_takes_what_is_there(run, tmp_path):
+    task, net, config = lm.load(run)
+    (tmp_path / "config.json").write_text((run / "config.json").read_text())
+
+    def refused(message):
+        with pytest.raises(SystemExit, match=message):
+            lm.main(["generate", str(tmp_path)])
+    refused("has no weights yet .*--resume")
+    torch.save(dict(model=net.state_dict(), step=3), tmp_path / "last.pt")      # a run that is not finished
+    for a, b in zip(lm.load(tmp_path)[1].parameters(), net.parameters()):
+        assert torch.equal(a, b)
+    (tmp_path / "config.json").write_text(json.dumps(dict(config, H=32)))
+    refused("does not fit the model of config.json")
+    (tmp_path / "config.json").write_text(json.dumps(dict(task="nd_regression", model="gril")))
+    refused("a run of nd_regression, not of a language model: wikitext103")
+    (tmp_path / "config.json").unlink()
+    refused("not the folder of a run")
+
+
+@pytest.mark.parametrize("arguments, message", (
+    (["prepare"], "name one data set, wikitext103 or wikitext2, or give --text FILE"),
+    (["prepare", "wikitext2", "--text", "a.txt"], "name one data set"),
+    (["generate", "RUN", "--temperature", "-1"], "--temperature must be 0 or more, got -1"),
+    (["generate", "RUN", "--tokens", "-1"], "--tokens must be 0 or more"),
+    (["generate", "RUN", "--prompt", "ab\udcff"], r"character 2 of the text is the lone surrogate U\+DCFF")))
+def test_bad_arguments(arguments, message, run):
+    with pytest.raises(SystemExit, match=message):
+        lm.main([str(run) if a == "RUN" else a for a in arguments])
+
+
+def test_control_c_ends_a_stream_cleanly(run):
+    process = subprocess.Popen(command("generate", run, "--tokens", 10 ** 9), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert len(process.stdout.read(50)) == 50
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors == b""
+
+
+def test_help_fits_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for arguments in (["--help"], ["prepare", "--help"], ["generate", "--help"]):
+        with pytest.raises(SystemExit):
+            lm.main(arguments)
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
