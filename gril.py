@@ -4,7 +4,7 @@ The model of "Learning in the Recurrent State: Gradient Descent with Linear Recu
 
   1. window         the context matrix C_t                                        Sec. 4.2, Eq. 9
   2. recurrence     Z_t = A ⊙ Z_{t-1} + C_t Q C_tᵀ,  o_t = β Z_t C_t q            Definition 4.2, Eq. 10
-                    as loop, scan, chunk and step: four forms, the same numbers
+                    as loop, scan, chunk and step, the same numbers; on tokens, fast: fast.py
   3. layers         scalar, multivariate, multi-step, non-linear, classification  Sec. 4.1 to 4.5, App. A
   4. constructions  weights with which a layer's forward pass *is* gradient descent
   5. block          the same recurrence between projections, for long sequences   App. D
