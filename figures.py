@@ -611,12 +611,13 @@ def comparison(name, title, models, paper, longer, quick):
     labels = list(results)
     means, stds = zip(*(spread([r["loss"] for r in results[label]]) for label in labels))
     right.barh(labels, means, xerr=stds, color=[colors[label] for label in labels], capsize=2)
-    for i, (label, mean, std) in enumerate(zip(labels, means, stds)):
-        right.text(mean + std, i, f"  {mean:.3f}", va="center", fontsize=7)
+    edge = 1.03 * max(mean + std for mean, std in zip(means, stds))
+    for i, mean in enumerate(means):
+        right.text(edge, i, f"{mean:.3f}", va="center", fontsize=8)
     for x, style, text in ((zero_loss, ":", "zero predictor"), (gd_loss, "--", "gradient descent, one step")):
         right.axvline(x, color="black", ls=style, lw=1, label=text)
     right.invert_yaxis(), right.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
-    right.set(title=f"B  after {seen:,} tasks, {len(next(iter(results.values())))} seeds", xlim=(0, 1.25 * max(means)),
+    right.set(title=f"B  after {seen:,} tasks, {len(next(iter(results.values())))} seeds", xlim=(0, 1.12 * edge),
               xlabel="loss on fresh tasks (½ squared error per coordinate)")
     finish(figure, name, quick)
 
