@@ -721,7 +721,7 @@ def test_help_fits_80_columns_and_says_what_everything_is(capsys):
 def test_a_file_task_has_table_and_figure(data, tmp_path, capsys):
     train.main(["--task", "toy", "--data", data, "--steps", "10", "--out", str(tmp_path / "run")])
     said = capsys.readouterr().out
-    for text in ("task      toy, recipe tiny: ", "H 16", "device    cpu, float32, 1 thread, 1 process", "recurrent ", "accuracy 0."):
+    for text in ("task      toy, recipe tiny: ", "H=16", "device    cpu, float32, 1 thread, 1 process", "recurrent ", "accuracy 0."):
         assert text in said
     assert (tmp_path / "run/figure.png").stat().st_size > 10_000
 

@@ -29,6 +29,7 @@ import os
 import shlex
 import signal
 import sys
+import textwrap
 import threading
 import time
 from contextlib import contextmanager, nullcontext
@@ -182,9 +183,10 @@ def train(args):
             stream.seek(state["stream"])
         del state                                                               # a day long, it would be memory lost
     if rank == 0 and not args.quiet:
-        numbers = ", ".join(f"{name} {value}" for name, value in recipe.items() if value is not None)
-        print(f"task      {args.task}, recipe {args.recipe}: {numbers}\ndevice    {device}, {dtype}, {threads} "
-              f"thread{'s' * (threads > 1)}, {world} process{'es' * (world > 1)}, seed {args.seed}")
+        numbers = ", ".join(f"{name}={value}" for name, value in recipe.items() if value is not None)
+        print(textwrap.fill(f"task      {args.task}, recipe {args.recipe}: {numbers}", 100, subsequent_indent=10 * " "))
+        print(f"device    {device}, {dtype}, {threads} thread{'s' * (threads > 1)}, {world} process{'es' * (world > 1)}, "
+              f"seed {args.seed}")
         for group in groups:
             names = group["names"][:6] + ["…"] * (len(group["names"]) > 6)
             print(f"{group['name']:9s} {sum(p.numel() for p in group['params']):6,d} parameters, "
