@@ -140,7 +140,7 @@ MODELS = {              # a layer of width H by recipe r; layers of it for one o
     "lru":              dict(layer=baseline("lru", r_min="r_min", r_max="r_max"), depth=1, norm=False),
     "mamba":            dict(layer=baseline("mamba"), depth=1, norm=True),
     "griffin":          dict(layer=baseline("griffin", heads=4), depth=1 / 3, norm=True),       # a layer is three there
-    "transformer":      dict(layer=baseline("transformer", heads=4), depth=1, norm=True),
+    "transformer":      dict(layer=baseline("transformer", heads=2), depth=1, norm=True),
 }
 
 
