@@ -6,6 +6,7 @@
     python bench.py streaming     time per token at positions 100 to 100,000, against a key-value cache
     python bench.py icl           optimiser steps per second of nd_regression, against the plainest loop
     python bench.py data          ListOps expressions and BPE megabytes per second
+    python bench.py loader        tokens that Long Range Arena's loader delivers, against those that training takes
     python bench.py forms         loop, scan and chunk on the same windows, time and peak memory
     python bench.py cuda-check    for the first person with a GPU: does it compute there what it computes here?
 
@@ -29,6 +30,7 @@ from torch import nn
 
 import baselines
 from gril import FORMS, GRIL, Block, GrilMixer, construct_multivariate, gril_tokens
+from lra import LRA
 from tasks import Task
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -175,7 +177,9 @@ class GRU(nn.Module):
 BLOCKS = {                                                      # equal width, about equal parameters
     "GRIL": lambda H: Block(GrilMixer(H, H // 2, H // 16, gate="real"), H),
     "linear attention (w = 1)": lambda H: Block(GrilMixer(H, H // 2, H // 16, w=1, gate="real"), H),
+    "linear self-attention": lambda H: Block(baselines.LinearAttention(H, H // 8), H),
     "S5": lambda H: Block(baselines.S5(H), H),
+    "LRU": lambda H: Block(baselines.LRU(H), H),
     "Mamba": lambda H: Block(baselines.Mamba(H, expand=1), H),
     "Griffin (RG-LRU)": lambda H: Block(baselines.RecurrentBlock(H, H, 16), H),
     "GRU": GRU,
@@ -396,8 +400,40 @@ def data(rounds, rows=1000):
     return rows
 
 
-BENCHES = {"core": core, "blocks": blocks, "growth": growth, "streaming": streaming, "icl": icl, "data": data, "forms": forms,
-           "cuda-check": cuda_check}
+def loader(rounds, batches=10):
+    """Tokens a second that the loader alone delivers ÷ those that training the tiny model takes, on the files there are."""
+    rows = []
+    for name, LRATask in LRA.items():
+        task = LRATask(LRATask.recipes["tiny"])
+        try:
+            stream = task.stream(0, task.recipe["batch"], DEVICE)
+        except ValueError as error:
+            print(f"{name}: left out. {error}")
+            continue
+        model = task.model().to(DEVICE)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+        counts = []
+
+        def deliver():
+            counts.append(sum(next(stream)[0].numel() for _ in range(batches)))
+
+        def learn():
+            optimizer.zero_grad(set_to_none=True)
+            task.loss(model, batch).backward()
+            optimizer.step()
+        batch = next(stream)
+        seconds = interleaved({"delivered": deliver, "learnt": learn}, rounds)
+        delivered = [n / s for n, s in zip(counts[1:], seconds["delivered"])]           # the first was to warm up
+        learnt = [batch[0].numel() / s for s in seconds["learnt"]]
+        rows.append(dict(task=name, delivered=statistics.median(delivered), **ratio(delivered, learnt)))
+        print(f"{name:12s} {shown(rows[-1])} × the tokens that training takes ({rows[-1]['delivered'] / 1e6:.1f} million a second "
+              "here)", flush=True)
+    return rows
+
+
+BENCHES = {"core": core, "blocks": blocks, "growth": growth, "streaming": streaming, "icl": icl, "data": data, "loader": loader,
+           "forms": forms, "cuda-check": cuda_check}
 
 
 # --------------------------------------------------------------------------------------------------------- pictures

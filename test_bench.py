@@ -6,6 +6,7 @@ import torch
 
 import bench
 from gril import GrilMixer
+from lra_data import generate_listops
 from test_gril import agree, seeded
 
 
@@ -27,6 +28,14 @@ def test_every_benchmark(monkeypatch, tmp_path, capsys, what, run):
     assert rows and all(row["low"] <= row["ratio"] <= row["high"] and row["ratio"] > 0 for row in rows)
     bench.plot(what, rows)
     assert (tmp_path / f"images/bench_{what}.png").stat().st_size > 5_000
+
+
+def test_the_loader_is_timed_on_the_files_there_are(monkeypatch, tmp_path, capsys):
+    generate_listops(tmp_path / "listops", (40, 8, 8))
+    monkeypatch.setenv("GRIL_DATA", str(tmp_path))
+    (row,) = bench.loader(1, batches=2)
+    assert row["task"] == "listops" and row["low"] <= row["ratio"] <= row["high"]
+    assert "image: left out" in capsys.readouterr().out
 
 
 def test_the_command_line(monkeypatch, tmp_path, capsys):
