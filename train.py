@@ -46,7 +46,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from gril import known
+from gril import GrilMixer, known
 from lm import LM
 from lra import LRA
 from tasks import TASKS as IN_CONTEXT
@@ -571,6 +571,8 @@ def dry_run(args, task, recipe, world):
     paper, n, turns = task.paper_parameters, r["parameters"], recipe["accumulate"]
     print(f"task         {args.task}, model {args.model}, recipe {args.recipe}: {recipe['steps']:,} steps")
     print(f"parameters   {n:,}" + (f", the paper's {paper:,.0f} ({n / paper - 1:+.1%})" if paper else ""))
+    for form in {module.form.__name__ for module in model.modules() if isinstance(module, GrilMixer)}:
+        print(f"recurrence   {form}")
     print(f"a step       batch {recipe['batch']}, {r['tokens']:,} tokens, {r['flops']:.3g} FLOPs in matrix products")
     print(f"a GPU        of {world}, {turns} turn{'s' * (turns > 1)} a step: activations {r['activations'] / 1e9:.3g} GB in "
           f"float32 (less in bfloat16),\n             weights, gradients and AdamW {r['optimiser'] / 1e9:.3g} GB")
