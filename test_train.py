@@ -600,7 +600,7 @@ def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
 def test_the_dry_run_of_every_task(task, capsys):
     r = train.main(["--task", task, "--dry-run"])
     assert r["flops"] > 0 and r["activations"] > 0
-    assert ("recurrence   gril_tokens" in capsys.readouterr().out) == (task in {"toy", **train.LRA, **train.LM})
+    assert ("recurrence   gril_tokens" in capsys.readouterr().out) == (task not in train.IN_CONTEXT)
     model = train.TASKS[task](train.TASKS[task].recipes[next(iter(train.TASKS[task].recipes))]).model()
     assert r["parameters"] == sum(p.numel() for p in model.parameters())
 
