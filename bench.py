@@ -4,6 +4,7 @@
     python bench.py blocks        GRIL's block against the others, lengths 256 to 16,384, training and inference
     python bench.py growth        time and peak memory against length, to 131,072
     python bench.py streaming     time per token at positions 100 to 100,000, against a key-value cache
+    python bench.py generation    tokens a second that every language model makes, after texts of 100 to 100,000
     python bench.py icl           optimiser steps per second of nd_regression, against the plainest loop
     python bench.py data          ListOps expressions and BPE megabytes per second
     python bench.py loader        tokens that Long Range Arena's loader delivers, against those that training takes
@@ -27,9 +28,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import baselines
 from gril import FORMS, GRIL, Block, GrilMixer, construct_multivariate, gril_tokens
+from lm import RECIPES, LanguageModel
 from lra import LRA
 from tasks import Task
 
@@ -248,6 +251,28 @@ def steps(block, x, state, count=20):
             _, state = block.step(x, state)
 
 
+def generation(rounds, positions=(100, 10_000, 100_000), count=20):
+    """A token at a time from the bytes' language models, the state as it is after so many tokens; weights do not matter."""
+    sizes = {key: RECIPES["bytes"][key] for key in ("layers", "H", "inner", "P", "J")}
+    rows = []
+    for name in ("gril", "linear_attention", "lru", "mamba", "transformer"):
+        model, contenders = LanguageModel(256, model=name, **sizes).to(DEVICE).eval(), {}
+        for n in positions if model.constant else positions[:2]:                    # attention would take hours to get there
+            state = None
+            with torch.no_grad():
+                for part in torch.randint(256, (1, n), device=DEVICE).split(1000, 1):
+                    _, state = model.hidden(part, state)
+            contenders[n] = partial(steps, model, torch.zeros(1, dtype=torch.long, device=DEVICE), state, count)
+        seconds = interleaved(contenders, rounds)
+        for n in contenders:
+            megabytes = sum(x.nbytes for x in tree_leaves(contenders[n].args[2]) if x is not None) / 2 ** 20
+            rows.append(dict(model=name, position=n, per_second=count / statistics.median(seconds[n]), megabytes=megabytes,
+                             **ratio(seconds[n], seconds[positions[0]])))
+            print(f"{name:17s} after {n:7,d}  {shown(rows[-1])} × the time after {positions[0]}   state {megabytes:7.2f} MB   "
+                  f"({rows[-1]['per_second']:.0f} tokens a second here)", flush=True)
+    return rows
+
+
 def plainest_loop(f, N, batch):
     """nd_regression as one would first write it: form every C Q Cᵀ, sum them with their decay, read out, Adam."""
     torch.manual_seed(0)
@@ -432,8 +457,9 @@ def loader(rounds, batches=10):
     return rows
 
 
-BENCHES = {"core": core, "blocks": blocks, "growth": growth, "streaming": streaming, "icl": icl, "data": data, "loader": loader,
-           "forms": forms, "cuda-check": cuda_check}
+BENCHES = {"core": core, "blocks": blocks, "growth": growth, "streaming": streaming,
+           "generation": generation, "icl": icl, "data": data, "loader": loader, "forms": forms,
+           "cuda-check": cuda_check}
 
 
 # --------------------------------------------------------------------------------------------------------- pictures

@@ -30,6 +30,15 @@ def test_every_benchmark(monkeypatch, tmp_path, capsys, what, run):
     assert (tmp_path / f"images/bench_{what}.png").stat().st_size > 5_000
 
 
+def test_generation_keeps_its_state_but_for_attention(monkeypatch):
+    monkeypatch.setitem(bench.RECIPES, "bytes", dict(bench.RECIPES["bytes"], layers=1, H=16, inner=16, P=8, J=2))
+    rows = bench.generation(1, positions=(30, 90, 270), count=1)
+    sizes = {name: [row["megabytes"] for row in rows if row["model"] == name] for name in {row["model"] for row in rows}}
+    attention = sizes.pop("transformer")
+    assert len(attention) == 2 and attention[1] == pytest.approx(3 * attention[0])
+    assert all(len(size) == 3 and len(set(size)) == 1 for size in sizes.values())
+
+
 def test_the_loader_is_timed_on_the_files_there_are(monkeypatch, tmp_path, capsys):
     generate_listops(tmp_path / "listops", (40, 8, 8))
     monkeypatch.setenv("GRIL_DATA", str(tmp_path))
