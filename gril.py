@@ -527,6 +527,9 @@ class GrilMixer(nn.Module):
         super().__init__()
         if P % J:
             raise ValueError(f"GrilMixer: state size P = {P} is not divisible by J = {J} blocks")
+        if not 0 <= r_min <= r_max <= 1:
+            raise ValueError(f"GrilMixer: a gate starts between r_min = {r_min} and r_max = {r_max}, which must be in order "
+                             "and between 0 and 1")
         known("gate", gate, dict.fromkeys(("real", "complex")))
         self.J, self.h, self.w = J, P // J, w
         self.form = known("form", form, {"auto": gril_tokens, "tokens": gril_tokens, **FORMS})
@@ -540,13 +543,13 @@ class GrilMixer(nn.Module):
         self.Q = nn.Parameter(torch.randn(J, w, w) / math.sqrt(w))
         self.q = nn.Parameter(torch.randn(J, w) / math.sqrt(w))
         self.beta = nn.Parameter(torch.ones(J))
-        radius = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(min=1e-6)        # |λ|²
+        radius = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)   # |λ|²
         self.nu = nn.Parameter((-0.5 * radius.log()).log())
         self.theta = nn.Parameter((max_phase * torch.rand(J, self.h).clamp(min=1e-6)).log()) if gate == "complex" else None
 
     def gates(self):
         """λ (J, 1, h) and the key scale √(1 - |λ|²) / √h (J, h)."""
-        log_radius = -self.nu.exp()
+        log_radius = -self.nu.clamp(-50, 50).exp()              # |λ| is 1 and 0 there, and every gradient still finite
         scale = (-torch.expm1(2 * log_radius) / self.h).sqrt()
         gamma = log_radius.exp()
         gamma = gamma if self.theta is None else torch.polar(gamma, self.theta.exp())

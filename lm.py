@@ -370,10 +370,11 @@ def load(folder):
     if path is None:
         raise ValueError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): let the training reach its "
                          "first checkpoint, or finish it with --resume")
-    state = torch.load(path, weights_only=True, map_location="cpu")
+    from train import read                                                      # here, because train imports this file
+    state = read(path)
     try:
         model.load_state_dict(state.get("model", state))
-    except RuntimeError:
+    except (RuntimeError, AttributeError, TypeError):
         raise ValueError(f"{path} does not fit the model of config.json beside it: they are of different runs") from None
     return task, model.eval(), config
 

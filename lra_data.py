@@ -207,8 +207,8 @@ def read_text(sources):
     name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
     if source.is_dir():
         for path in (path for folder in sources[1:] for path in folder.glob("*.txt")):
-            if path.stat().st_size > 1 << 24:
-                raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no review")
+            if not path.is_file() or path.stat().st_size > 1 << 24:             # a pipe would never end
+                raise ValueError(f"{path}: no file, or one of more than {1 << 24:,} bytes: no review")
             rows[name.fullmatch(path.as_posix()).groups()] = path.read_bytes()
     else:
         rows = {match.groups(): text for member, text in archive(source) if (match := name.fullmatch(member))}
@@ -300,14 +300,18 @@ def archive(path, limit=1 << 30):
     Reading to the end makes gzip and xz check their sums. tarfile takes a damaged header for the end of the archive, so
     what follows its last member must be zeros.
     """
+    content = io.BytesIO()
     try:
         with (lzma if path.suffix == ".xz" else gzip).open(path) as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise ValueError(f"unpacks to more than {limit:,} bytes")
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            while chunk := file.read(1 << 20):                                  # read(limit) would take it all at once
+                content.write(chunk)
+                if content.tell() > limit:
+                    raise ValueError(f"unpacks to more than {limit:,} bytes")
+        data = np.frombuffer(content.getbuffer(), np.uint8)
+        content.seek(0)
+        with tarfile.open(fileobj=content, mode="r:") as tar:
             members = tar.getmembers()
-            if any(data[tar.offset:]):
+            if data[tar.offset:].any():
                 raise ValueError(f"damaged at byte {tar.offset:,} of the unpacked archive")
     except FileNotFoundError:
         raise
@@ -315,7 +319,7 @@ def archive(path, limit=1 << 30):
         raise ValueError(f"{path}: no whole archive ({type(error).__name__}: {error})") from None
     for member in members:
         if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            yield member.name, data[member.offset_data:member.offset_data + member.size]
+            yield member.name, data[member.offset_data:member.offset_data + member.size].tobytes()
 
 
 # --------------------------------------------------------------------------------------------- 3. arrays on disk
@@ -410,11 +414,16 @@ def reopen(home, task, sources):
             path = home / f"{split}_{name}.npy"
             if not path.exists() or checksum(path) != files.get(path.name):
                 raise ValueError(f"{path} is not as it was written")
-            arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
-        data[split] = Split(arrays[0], *map(np.asarray, arrays[1:]))
-        _, offsets, labels = data[split]
-        if len(offsets) != task.documents * len(labels) + 1 or labels.max() >= task.classes:
-            raise ValueError(f"{home} is no preparation of {task.name}")
+            try:
+                arrays.append(np.lib.format.open_memmap(path, "r"))             # which takes no pickles
+            except Exception as error:                                          # a sum says who wrote it, not what
+                raise ValueError(f"{path}: no array ({type(error).__name__}: {error})") from None
+        tokens, offsets, labels = data[split] = Split(arrays[0], *map(np.asarray, arrays[1:]))
+        if not ([(x.dtype, x.ndim) for x in arrays] == [(np.uint8, 1), (np.int64, 1), (np.uint8, 1)] and labels.size
+                and len(offsets) == task.documents * len(labels) + 1 and labels.max() < task.classes
+                and offsets[0] == 0 and (np.diff(offsets) >= 0).all() and offsets[-1] == len(tokens) > 0
+                and (not task.vocabulary or 0 < tokens.min() <= tokens.max() < task.vocabulary)):
+            raise ValueError(f"{home}: the {split} arrays are no preparation of {task.name}")
     return data
 
 
@@ -444,14 +453,29 @@ def download(address, path, checksum=None):
         part.unlink(missing_ok=True)
 
 
+class Header(tarfile.TarInfo):
+    """tarfile takes a long name or attributes into memory whole, however long they claim to be: here 1 MB at most."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        header = super().frombuf(buf, encoding, errors)
+        if header.size > 1 << 20 and header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+                                                     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+            raise ValueError(f"a header of {header.size:,} bytes")
+        return header
+
+
 def unpack(path, folder, wanted, limit=1 << 34):
-    """The part of LRA's release whose names hold `wanted`, into folder; 16 GB at most, whole or not at all."""
+    """The part of LRA's release whose names hold `wanted`, into folder; 16 GB at most, whole or not at all.
+
+    Links, devices and pipes are left out; a name is taken from `wanted` on, and may not lead out of it.
+    """
     if not hasattr(tarfile, "data_filter"):
         raise ValueError("this Python's tarfile has no data filter to unpack safely: use 3.10.12, 3.11.4, 3.12 or newer")
     total = 0
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
         try:
-            with tarfile.open(path, "r|gz") as tar:
+            with tarfile.open(path, "r|gz", tarinfo=Header) as tar:
                 for member in tqdm(tar, unit="file", ncols=80, desc=path.name):
                     if member.isreg() and wanted in member.name:
                         total += member.size

@@ -14,6 +14,7 @@ text says U(-1, 1), but its numbers (0.41 to 0.43 for the zero predictor, 0.206 
 U(-½, ½); with U(-1, 1) they would be 1.667 and 0.825.
 """
 import copy
+import math
 from typing import NamedTuple
 
 import torch
@@ -58,6 +59,14 @@ class Task:
                             ("--layers", r["layers"]), ("--width", r["width"] or 1), ("--heads", r["heads"] or 1)):
             if value < 1:
                 raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
+        dtype = torch.float64 if r["dtype"] == "float64" else torch.float32
+        scale = abs(r["scale"])
+        large, small = math.prod([scale * max(1, abs(r["weight_scale"]))] * 6), math.prod([scale] * 4)
+        if not (large < torch.finfo(dtype).max and small > torch.finfo(dtype).tiny):
+            raise ValueError(f"{self.name}: with --scale {r['scale']:g} and --weight-scale {r['weight_scale']:g} an untrained "
+                             f"layer's loss, a product of six inputs ({large:.0e}), or its gradient, of four ({small:.0e}), "
+                             f"is beyond what {str(dtype)[6:]} holds; --scale 1e-6 to 1e6 fits"
+                             + ", and so does --dtype float64" * (dtype == torch.float32))
         self.f, self.N, self.K, self.layers, self.hidden = (r[name] for name in ("f", "n", "k", "layers", "hidden"))
         self.sizes = {name: r[name] for name in ("layers", "width", "heads")}   # of another sequence model
         self.scale, self.weight_scale = r["scale"], r["weight_scale"]
@@ -199,7 +208,7 @@ class Task:
         rows = [(f"trained {r['model']}", r["loss"]), ("constructed GRIL", r["constructed_loss"]),
                 (self.reference, r["gd_loss"]), ("  its closed form", r["optimal_loss"]), ("zero predictor", r["zero_loss"])]
         lines = [f"{f'loss on the same {self.tasks:,} fresh tasks':36s}{'':10s}{'÷ ' + self.reference:>20s}"]
-        lines += [f"{name:36s}{loss:10.5f}{loss / r['gd_loss']:20.4f}" for name, loss in rows if loss is not None]
+        lines += [f"{name:36s}{loss:10.5f}{loss / (r['gd_loss'] or math.nan):20.4f}" for name, loss in rows if loss is not None]
         lines += ["", f"trained against {self.reference}: cosine of sensitivities {r['cosine']:.5f}, their L2 distance "
                   f"{r['sensitivity_l2']:.4f}, of predictions {r['prediction_l2']:.4f}"]
         distances = [f"{name} {r[name + '_distance']:.4f}" for name in ("PsiTheta", "Q", "q") if name + "_distance" in r]

@@ -1,8 +1,9 @@
 """Long Range Arena: labels recomputed, generated data against LRA's, readers on good and bad files, batches, models.
 
     .venv/bin/python -m pytest -q test_lra.py               GRIL_DATA=DIR adds the real files
-    .venv/bin/python -m pytest -q test_lra.py -m slow       each task overfits 64 rows; 5,000 generated rows; fuzzing
+    .venv/bin/python -m pytest -q test_lra.py -m slow       each task overfits 64 rows; 10,000 damaged files a reader
 """
+import contextlib
 import gzip
 import hashlib
 import io
@@ -10,7 +11,9 @@ import json
 import lzma
 import os
 import random
+import resource
 import shutil
+import signal
 import statistics
 import struct
 import tarfile
@@ -456,6 +459,73 @@ def test_downloads_are_checked(tmp_path, monkeypatch):
         lra.main(["prepare", "image", "--data", str(tmp_path / "data")])
 
 
+def packed(*members):
+    """A tar.gz of (name, type, what it says it holds, content); a link or device leads to /etc/passwd."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz", format=tarfile.GNU_FORMAT) as file:
+        for name, kind, size, content in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.size, info.linkname = kind, size, "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            file.fileobj.write(info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512))
+    return data.getvalue()
+
+
+STRANGE = {"a symbolic link": tarfile.SYMTYPE, "a hard link": tarfile.LNKTYPE, "a device": tarfile.CHRTYPE,
+           "a block device": tarfile.BLKTYPE, "a pipe": tarfile.FIFOTYPE, "a folder": tarfile.DIRTYPE}
+
+
+@pytest.mark.parametrize("kind", ("an absolute path", "a path out of it", *STRANGE))
+def test_an_archive_writes_files_and_only_where_they_belong(tmp_path, kind):
+    """Of hostile members: a file lands inside or the archive is refused, nothing else is made; reading alone makes nothing."""
+    name = {"an absolute path": f"{tmp_path}/tsv_data/evil", "a path out of it": "x/tsv_data/../../../evil"}.get(kind, "x/tsv_data/evil")
+    good = ("x/tsv_data/good", tarfile.REGTYPE, 4, b"good")
+    strange = (name, STRANGE.get(kind, tarfile.REGTYPE), 0 if kind in STRANGE else 4, b"" if kind in STRANGE else b"evil")
+    path, data = tmp_path / "data/release.gz", tmp_path / "data"
+    data.mkdir()
+    path.write_bytes(packed(good, strange, ("x/tsv_data/last", tarfile.REGTYPE, 4, b"last")))
+    if kind == "a path out of it":
+        with pytest.raises(ValueError, match="release.gz: no whole archive .*outside"):
+            lra_data.unpack(path, data, "tsv_data")
+        assert [found.name for found in tmp_path.rglob("*")] == ["data", "release.gz"]
+    else:
+        lra_data.unpack(path, data, "tsv_data")
+        files = {"good": b"good", "last": b"last"} | ({"evil": b"evil"} if kind == "an absolute path" else {})
+        assert {found.name: found.read_bytes() for found in (data / "tsv_data").iterdir()} == files
+        assert {found.name for found in tmp_path.rglob("*")} == {"data", "release.gz", "tsv_data", *files}
+    before = sorted(tmp_path.rglob("*"))
+    members = dict(lra_data.archive(path))
+    assert members.keys() - {name} == {"x/tsv_data/good", "x/tsv_data/last"} and sorted(tmp_path.rglob("*")) == before
+    assert (name in members) == (kind not in STRANGE)
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path):
+    path = tmp_path / "release.gz"
+    path.write_bytes(packed(("tsv_data/a", tarfile.REGTYPE, 3 << 20, bytes(3 << 20))))
+    for read in (lra_data.unpack, lambda path, folder, wanted, limit: list(lra_data.archive(path, limit))):
+        with pytest.raises(ValueError, match="release.gz: no whole archive .*unpacks to more than 2,000,000 bytes"):
+            read(path, tmp_path, "tsv_data", limit=2_000_000)
+    assert path.stat().st_size < 10_000 and list(tmp_path.iterdir()) == [path]
+    lra_data.unpack(path, tmp_path, "tsv_data", limit=4_000_000)
+    assert len(dict(lra_data.archive(path, 4_000_000))["tsv_data/a"]) == 3 << 20
+
+
+@pytest.mark.parametrize("kind", (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE))
+def test_a_name_of_megabytes_is_refused_before_it_takes_the_memory(tmp_path, kind):
+    (tmp_path / "release.gz").write_bytes(packed(("tsv_data/a", kind, 2 << 20, b"a" * (2 << 20)), ("tsv_data/b", tarfile.REGTYPE, 0, b"")))
+    with pytest.raises(ValueError, match="release.gz: no whole archive .*a header of 2,097,152 bytes"):
+        lra_data.unpack(tmp_path / "release.gz", tmp_path, "tsv_data")
+
+
+@pytest.mark.slow
+def test_an_archive_of_many_gigabytes_takes_a_bounded_memory(tmp_path):
+    """The limit as it is: 1 GB of content, in less than 3 GB of memory."""
+    with gzip.open(tmp_path / "bomb.tar.gz", "wb", compresslevel=1) as file:
+        for _ in range(3 << 10):
+            file.write(bytes(1 << 20))
+    with bounded(3 << 30), pytest.raises(ValueError, match="ValueError: unpacks to more than 1,073,741,824 bytes"):
+        list(lra_data.archive(tmp_path / "bomb.tar.gz"))
+
+
 def test_the_release_is_unpacked_safely(tmp_path, monkeypatch):
     write_retrieval(tmp_path / "made")
     files = {f"lra_release/lra_release/tsv_data/{path.name}": path.read_bytes()
@@ -561,61 +631,140 @@ def test_missing_data_says_where_it_looked_and_what_to_do(tmp_path, name, monkey
 
 
 def mutated(data, rng):
-    """A few bytes changed, a stretch cut out, doubled or cut off."""
+    """A few bytes changed, often near the start, where formats say what they are; a stretch cut out, doubled, cut off or added."""
     data = bytearray(data)
-    kind, at = rng.randrange(4), rng.randrange(len(data) + 1)
+    kind, length = rng.randrange(5), rng.randint(1, 40)
+    places = [rng.randrange(min(len(data), rng.choice((64, len(data))))) for _ in range(rng.randint(1, 4))]
     if kind == 0:
-        for _ in range(rng.randint(1, 4)):
-            data[rng.randrange(len(data))] = rng.choice([0, 9, 10, 32, 48, 255, rng.randrange(256)])
+        for at in places:
+            data[at] = rng.choice([0, 9, 10, 32, 48, 255, rng.randrange(256), data[at] ^ 1 << rng.randrange(8)])
         return bytes(data)
-    length = rng.randint(1, 40)
-    return bytes((data[:at], data[:at] + data[at + length:], data[:at + length] + data[at:])[kind - 1])
+    at = places[0]
+    return bytes((data[:at], data[:at] + data[at + length:], data[:at + length] + data[at:], data + rng.randbytes(length))[kind - 1])
 
 
-def fuzz(name, folder, rounds):
-    """Mutates one file at a time: valid arrays, or a ValueError that names a file; nothing else."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    rng, refused = random.Random(name), 0
+def chunks_resummed(data):
+    """A PNG whose chunks have the checksums of what is in them now."""
+    data, at = bytearray(data), 8
+    while (end := at + 8 + int.from_bytes(data[at:at + 4], "big")) + 4 <= len(data):
+        data[end:end + 4] = zlib.crc32(data[at + 4:end]).to_bytes(4, "big")
+        at = end + 4
+    return bytes(data)
+
+
+def harmed(path, data, rng):
+    """{path: bytes} of a mutation; every other time the sums that would give it away are made right again."""
+    if rng.random() < 0.5:
+        return {path: mutated(data, rng)}
+    if path.suffix == ".xz":
+        return {path: lzma.compress(mutated(lzma.decompress(data), rng), preset=0)}
+    data = mutated(data, rng)
+    if path.suffix == ".png":
+        return {path: chunks_resummed(data)}
+    index, header = path.with_name("index.json"), path.with_name(f"{path.name.split('.')[0]}.json")
+    if path.suffix == ".npy" and index.exists():
+        text = json.loads(index.read_text())
+        text["files"][path.name] = [len(data), zlib.crc32(data)]
+        return {path: data, index: json.dumps(text).encode()}
+    if path.suffix == ".bin" and header.exists():                               # of token files
+        text, data = json.loads(header.read_text()), data[:len(data) // 2 * 2]
+        text["splits"][path.name.split(".")[1]].update(tokens=len(data) // 2, sha256=hashlib.sha256(data).hexdigest())
+        return {path: data, header: json.dumps(text).encode()}
+    return {path: data}
+
+
+@contextlib.contextmanager
+def bounded(memory, seconds=60):
+    """Whatever takes more memory than so many bytes beyond what there is gets a MemoryError; what hangs fails."""
+    def stop(number, frame):
+        pytest.fail("a reader hangs")
+    statm, limits = Path("/proc/self/statm"), resource.getrlimit(resource.RLIMIT_AS)
+    if statm.exists():
+        now = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + memory, limits[1]))
+    handler = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def fuzz(folder, rounds, read, monkeypatch):
+    """Mutates one file at a time: read() finds it right, or a ValueError names a file; nothing else, and nothing is written.
+
+    Content may take 256 MB, whatever its few kilobytes say.
+    """
+    monkeypatch.chdir(folder.parent)
+    files = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    rng, taken, refused, there = random.Random(0), 0, 0, sorted(folder.parent.rglob("*"))
     for _ in range(rounds):
-        path = rng.choice(files)
-        data = path.read_bytes()
-        if path.suffix == ".xz" and rng.random() < 0.5:
-            path.write_bytes(lzma.compress(mutated(tar(reviews()), rng), preset=0))
-        else:
-            path.write_bytes(mutated(data, rng))
-        try:
-            for tokens, offsets, labels in LRA[name](LRA[name].recipes["tiny"], folder).data.values():
-                assert tokens.dtype == labels.dtype == np.uint8 and offsets.dtype == np.int64
-                assert (np.diff(offsets) >= 0).all() and offsets[0] == 0 and offsets[-1] == len(tokens)
-                assert len(offsets) == LRA[name].documents * len(labels) + 1 and labels.max() < LRA[name].classes
-                assert LRA[name].vocabulary is None or 0 < tokens.min() <= tokens.max() < LRA[name].vocabulary
-        except ValueError as error:
-            refused += 1
-            assert str(folder) in str(error), f"{path} is not named: {error}"
-        path.write_bytes(data)
-    assert refused
+        path = rng.choice(list(files))
+        harm = harmed(path, files[path], rng)
+        for touched, data in harm.items():
+            touched.write_bytes(data)
+        with bounded(256 << 20):
+            try:
+                read()
+                taken += 1
+            except ValueError as error:
+                refused += 1
+                assert str(folder) in str(error) and "MemoryError" not in str(error), f"{path}: {error!r}"
+        for touched in harm:
+            touched.write_bytes(files[touched])
+    assert taken and refused and sorted(folder.parent.rglob("*")) == there
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def check_arrays(name, folder):
+    for tokens, offsets, labels in LRA[name](LRA[name].recipes["tiny"], folder).data.values():
+        assert tokens.dtype == labels.dtype == np.uint8 and offsets.dtype == np.int64
+        assert (np.diff(offsets) >= 0).all() and offsets[0] == 0 and offsets[-1] == len(tokens)
+        assert len(offsets) == LRA[name].documents * len(labels) + 1 and labels.max() < LRA[name].classes
+        assert LRA[name].vocabulary is None or 0 < tokens.min() <= tokens.max() < LRA[name].vocabulary
+
+
+ROUNDS = pytest.mark.parametrize("rounds", (200, pytest.param(10_000, marks=pytest.mark.slow)))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LRA)
-def test_fuzzed_files_are_read_or_refused(tmp_path, name):
-    WRITE[name](tmp_path)
-    fuzz(name, tmp_path, 60)
+@ROUNDS
+def test_fuzzed_files_are_read_or_refused(tmp_path, monkeypatch, name, rounds):
+    WRITE[name](tmp_path / "data", rows=dict(image=2, pathfinder=5).get(name, 10))
+    check_arrays(name, tmp_path / "data")
+    fuzz(tmp_path / "data", rounds, lambda: check_arrays(name, tmp_path / "data"), monkeypatch)
 
 
-def test_a_fuzzed_preparation_is_taken_or_refused(tmp_path):
-    write_listops(tmp_path)
-    lra.main(["prepare", "listops", "--data", str(tmp_path)])
-    shutil.rmtree(tmp_path / "listops")
-    fuzz("listops", tmp_path, 300)
+@ROUNDS
+def test_a_fuzzed_preparation_is_taken_or_refused(tmp_path, monkeypatch, rounds):
+    write_listops(tmp_path / "data")
+    lra.main(["prepare", "listops", "--data", str(tmp_path / "data")])
+    shutil.rmtree(tmp_path / "data/listops")
+    fuzz(tmp_path / "data", rounds, lambda: check_arrays("listops", tmp_path / "data"), monkeypatch)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", LRA)
-def test_many_fuzzed_files_are_read_or_refused(tmp_path, name):
-    WRITE[name](tmp_path)
-    fuzz(name, tmp_path, 2000)
+def test_the_bounds_of_the_fuzzing_hold(tmp_path, monkeypatch):
+    """A reader that takes too much, hangs, writes, or says nothing of the file would be caught."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").write_bytes(bytes(100))
+    alternate = iter([False, True] * 1000).__next__
+
+    def reads(harm):
+        return lambda: harm() if alternate() else None
+    faults = {MemoryError: lambda: bytes(300 << 20), pytest.fail.Exception: lambda: signal.raise_signal(signal.SIGALRM),
+              AssertionError: lambda: int("no file is named"), TypeError: lambda: len(5)}
+    for error, harm in faults.items():
+        with pytest.raises(error):
+            fuzz(tmp_path / "data", 10, reads(harm), monkeypatch)
+
+    def writes():
+        Path("outside").touch()
+        raise ValueError(tmp_path / "data")
+    with pytest.raises(AssertionError):
+        fuzz(tmp_path / "data", 10, reads(writes), monkeypatch)
 
 
 # ---------------------------------------------------------------------------------------------------------- 5. batches

@@ -1,11 +1,14 @@
 """The training loop: same bits after any interruption, several processes as one, costs beforehand, faults and mistakes.
 
-Besides the in-context tasks it trains Toy, a task that reads files; `python test_train.py --task toy …` is train.py with it.
+Besides in-context tasks, ListOps and a language model it trains Toy, a task that reads files, with which most faults are
+shown; `python test_train.py --task toy …` is train.py with it.
 """
 import csv
+import functools
 import gc
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -27,6 +30,8 @@ from torch import nn
 import train
 from gril import Block, GrilMixer, known
 from tasks import Task
+from test_lm import text_file
+from test_lra import write_listops
 
 HERE = Path(__file__).parent
 
@@ -116,9 +121,19 @@ SHORT = ("--task", "nd_regression", "--quiet", "--steps", "60", "--f", "3", "--b
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
+    """The toy's files, ListOps' and a text's."""
     folder = tmp_path_factory.mktemp("toy")
     Toy.prepare(folder)
+    write_listops(folder)
+    text_file(folder)
     return str(folder)
+
+
+def tiny(task, data, *more):
+    """The words of a tiny run of ListOps or of a language model."""
+    return ["--task", task, "--recipe", "bytes" if task == "text_file" else "tiny", "--quiet", "--data", data, "--threads", "1",
+            *"--layers 1 --H 8 --P 8 --J 2 --dropout 0.1 --batch 4 --length 16 --steps 40 --evaluate-every 5".split(),
+            "--checkpoint-every", "10", *more]
 
 
 # --------------------------------------------------------------------------- runs in a process of their own, and faults
@@ -126,7 +141,6 @@ def data(tmp_path_factory):
 
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["test_train", "torch._dynamo"])             # which the first optimiser step would import
-PLACES = dict(loss=(Toy, "loss"), validate=(Toy, "validate"), prompt=(Task, "loss"), fsync=(os, "fsync"), replace=(os, "replace"))
 
 
 def kill():
@@ -141,10 +155,10 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def terminate_twice():
-    terminate()
+def twice(action):
+    action()
     time.sleep(0)                                               # a bytecode for the first handler to run in
-    terminate()
+    action()
 
 
 def fill_disk():
@@ -157,14 +171,14 @@ def child(words, log, environment, fault):
     os.dup2(out, 1), os.dup2(out, 2)
     if fault:
         place, number, action = fault
-        owner, name = PLACES[place]
-        plain, calls = getattr(owner, name), itertools.count(1)
+        owner = os if hasattr(os, place) else train.TASKS[words[words.index("--task") + 1]]
+        plain, calls = getattr(owner, place), itertools.count(1)
 
         def faulty(*args):
             if next(calls) == number:
                 action()
             return plain(*args)
-        setattr(owner, name, faulty)
+        setattr(owner, place, faulty)
     train.main(words)
 
 
@@ -210,7 +224,8 @@ def assert_same(ours, theirs):
 def whole(data, tmp_path_factory):
     """Uninterrupted runs: (words of the command, folder) by name."""
     folder = tmp_path_factory.mktemp("whole")
-    commands = dict(toy=[*TOY, "--data", data], prompt=list(SHORT))
+    commands = dict(toy=[*TOY, "--data", data], prompt=list(SHORT), listops=tiny("listops", data), text=tiny("text_file", data),
+                    stateful=tiny("text_file", data, "--stateful"))
     for name, words in commands.items():
         train.main([*words, "--out", str(folder / name)])
     return {name: (words, folder / name) for name, words in commands.items()}
@@ -218,7 +233,10 @@ def whole(data, tmp_path_factory):
 
 @pytest.mark.parametrize("name, faults", (
     ("toy", [("loss", 14), ("validate", 2), ("fsync", 5), ("fsync", 4), ("replace", 4), ("loss", 15)]),
-    ("prompt", [("prompt", 31), ("fsync", 3), ("replace", 3)])))
+    ("prompt", [("loss", 31), ("validate", 1), ("fsync", 3), ("replace", 3)]),
+    ("listops", [("loss", 14), ("validate", 2), ("fsync", 5), ("replace", 4)]),
+    ("text", [("validate", 3), ("fsync", 4), ("loss", 12), ("replace", 5)]),
+    ("stateful", [("loss", 14), ("validate", 2), ("fsync", 5), ("replace", 4)])))
 def test_killed_in_a_step_a_validation_a_write(whole, tmp_path, name, faults):
     """SIGKILL before the n-th call of each: with metrics.csv or a checkpoint half written, between its two renames, …"""
     words, folder = whole[name]
@@ -229,11 +247,12 @@ def test_killed_in_a_step_a_validation_a_write(whole, tmp_path, name, faults):
 
 
 def kill_at_random(words, folder, whole, kills, seconds):
-    moments = random.Random(0)
-    steps = set()
-    for _ in range(kills):
-        process = start([*words, "--resume", "--out", folder], folder.with_suffix(".log"))
-        process.join(moments.uniform(0, seconds))
+    """By the clock, or before a random call of one of four; how many different checkpoints were gone on from."""
+    moments, steps = random.Random(0), set()
+    for i in range(kills):
+        place = (moments.choice(("loss", "validate", "fsync", "replace")), moments.randint(1, 9), kill)
+        process = start([*words, "--resume", "--out", folder], folder.with_suffix(".log"), place if i % 2 else None)
+        process.join(moments.uniform(0, seconds) if i % 2 == 0 else 60)
         process.kill()
         finish(process)
         steps.update(train.read(path)["step"] for path in [folder / "last.pt"] if path.exists())
@@ -242,18 +261,32 @@ def kill_at_random(words, folder, whole, kills, seconds):
     return len(steps)
 
 
-@pytest.mark.parametrize("name", ("toy", "prompt"))
+RUNS = ("toy", "prompt", "listops", "text", "stateful")
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_killed_at_random_moments(whole, tmp_path, name):
     kill_at_random(whole[name][0], tmp_path / "run", whole[name][1], kills=3, seconds=1.0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("toy", "prompt"))
+@pytest.mark.parametrize("name", RUNS)
 def test_killed_at_twenty_random_moments(whole, tmp_path, name):
     words = [*whole[name][0], "--steps", "600", "--checkpoint-every", "7"]
     begin = time.monotonic()
     assert run(tmp_path / "whole", *words)[0] == 0
-    assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, 0.15 * (time.monotonic() - begin)) > 5    # on the way
+    assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, 0.15 * (time.monotonic() - begin)) > 8    # on the way
+
+
+@pytest.mark.parametrize("header", ("", "step,train_lo"))
+def test_killed_while_the_head_of_the_metrics_is_written(data, tmp_path, header):
+    """Before the first row there may be a checkpoint, and of metrics.csv the name or half its first line."""
+    words = [*TOY, "--data", data, "--evaluate-every", "15"]
+    train.main([*words, "--out", str(tmp_path / "whole")])
+    assert run(tmp_path / "run", *words, fault=("loss", 13, kill))[0] == -signal.SIGKILL
+    (tmp_path / "run/metrics.csv").write_text(header)
+    assert run(tmp_path / "run", *words, "--resume")[0] == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("action, code", ((terminate, 143), (interrupt, 130)))
@@ -268,9 +301,10 @@ def test_a_signal_finishes_the_step_and_says_how_to_go_on(whole, tmp_path, actio
     assert_same(tmp_path / "run", folder)
 
 
-def test_a_second_signal_leaves_at_once(whole, tmp_path):
-    code, said = run(tmp_path / "run", *whole["toy"][0], fault=("loss", 13, terminate_twice))
-    assert code == -signal.SIGTERM and "once more to leave at once" in said
+@pytest.mark.parametrize("action, number", ((terminate, signal.SIGTERM), (interrupt, signal.SIGINT)))
+def test_a_second_signal_leaves_at_once(whole, tmp_path, action, number):
+    code, said = run(tmp_path / "run", *whole["toy"][0], fault=("loss", 13, functools.partial(twice, action)))
+    assert code == -number and "once more to leave at once" in said
     assert train.read(tmp_path / "run/last.pt")["step"] == 10
 
 
@@ -306,14 +340,18 @@ class Hostile:
         return Path.touch, (Path("touched"),)
 
 
+def saved(state):
+    train.save(Path("saved"), state)
+    return Path("saved").read_bytes()
+
+
 def hostile(data):
     """A pickle that would run code, with a checksum that is right."""
-    Path("hostile").unlink(missing_ok=True)
-    train.save(Path("hostile"), dict(step=25, config=Hostile()))
-    return Path("hostile").read_bytes()
+    return saved(dict(step=25, config=Hostile()))
 
 
-DAMAGES = dict(cut=cut, empty=lambda data: b"", flip=flip, longer=lambda data: data + b"\0", hostile=hostile)
+DAMAGES = dict(cut=cut, empty=lambda data: b"", flip=flip, longer=lambda data: data + b"\0", hostile=hostile,
+               weights=lambda data: saved({"0.weight": torch.ones(4, 16)}), number=lambda data: saved(25))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -324,7 +362,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_taken(whole, stop
     Path("run/last.pt").write_bytes(DAMAGES[damage](Path("run/last.pt").read_bytes()))
     train.main([*words, "--out", "run", "--resume"])
     said = capsys.readouterr().err
-    assert ("last.pt is refused" if damage == "hostile" else "last.pt is damaged: its checksum") in said
+    assert ("last.pt is refused" if damage in ("hostile", "weights", "number") else "last.pt is damaged: its checksum") in said
     assert "going on from previous.pt, the checkpoint before, at step 20" in said
     assert_same(Path("run"), folder)
     assert not Path("touched").exists()
@@ -432,10 +470,12 @@ def test_two_turns_are_two_processes_with_dropout_too(exact, pair, tmp_path):
     assert (four - two).abs().max() > 1e-4                              # other shares, other dropout
 
 
-def test_a_lost_process_ends_the_other_and_the_run_goes_on(exact, pair, tmp_path):
-    (code, said), (other, _) = together(tmp_path / "run", exact, faults={1: ("loss", 13, kill)})
-    assert other == -signal.SIGKILL and code == 1
-    assert "train.py: process 0 of 2: " in said and "start the same command again with --resume" in said
+@pytest.mark.parametrize("lost", (0, 1))
+def test_a_lost_process_ends_the_other_and_the_run_goes_on(exact, pair, tmp_path, lost):
+    ended = together(tmp_path / "run", exact, faults={lost: ("loss", 13, kill)})
+    code, said = ended[1 - lost]
+    assert ended[lost][0] == -signal.SIGKILL and code == 1
+    assert f"train.py: process {1 - lost} of 2: " in said and "start the same command again with --resume" in said
     assert train.read(tmp_path / "run/last.pt")["step"] == 10
     assert [code for code, _ in together(tmp_path / "run", [*exact, "--resume"])] == [0, 0]
     assert_same(tmp_path / "run", pair[0])
@@ -572,6 +612,26 @@ def test_a_gradient_that_is_not_finite_names_the_batch(data, tmp_path, monkeypat
     good, last = train.read(tmp_path / "run/weights.pt"), train.read(tmp_path / "run/last.pt")
     assert last["step"] == 10 and all(value.isfinite().all() for value in good.values())
     assert not torch.equal(good["0.weight"], last["model"]["0.weight"])         # of step 14, not of the checkpoint
+    assert run(tmp_path / "stopped", *TOY, "--data", data, fault=("loss", 14, terminate))[0] == 143
+    stopped = train.read(tmp_path / "stopped/last.pt")
+    assert stopped["step"] == 14 and all(torch.equal(value, stopped["model"][name]) for name, value in good.items())
+
+
+@pytest.mark.parametrize("value", (float("nan"), float("inf")))
+@pytest.mark.parametrize("clip", ("0", "1"))
+def test_the_parameter_that_went_wrong_is_named_and_no_other(data, tmp_path, monkeypatch, value, clip):
+    """One gradient of the group that comes last; clipping by its norm would have spread the NaN over all."""
+    plain = Toy.loss
+
+    def loss(self, model, batch):
+        model[-1].weight.register_hook(lambda gradient: gradient * value)
+        return plain(self, model, batch)
+    monkeypatch.setattr(Toy, "loss", loss)
+    with pytest.raises(SystemExit, match=r"step 0: the loss is 0\.\d+, .*first not finite in 2\.weight \(group other\).*number 0 of seed 0"):
+        train.main([*TOY, "--data", data, "--clip", clip, "--out", str(tmp_path / "run")])
+    assert all(w.isfinite().all() for w in train.read(tmp_path / "run/weights.pt").values())
+    with pytest.raises(SystemExit, match=r"--dtype float64: float32 ends at 3e38" if value == math.inf else r"may help$"):
+        train.main([*TOY, "--data", data, "--clip", clip, "--out", str(tmp_path / "run"), "--force"])
 
 
 # ---------------------------------------------------------------------------------------------------------- the dry run
@@ -630,9 +690,10 @@ def test_the_dry_run_catches_a_tensor_left_on_the_cpu(monkeypatch, forget):
 
 # ------------------------------------------------------------------------------------------------------------------ load
 
-def grows(tmp_path, monkeypatch, steps):
+def grows(words, tmp_path, monkeypatch, steps):
     """(objects, open files, megabytes) at each validation of a tiny run."""
-    seen, validate = [], Task.validate
+    task = train.TASKS[words[1]]
+    seen, validate = [], task.validate
 
     def watch(self, model):
         scores = validate(self, model)
@@ -640,17 +701,58 @@ def grows(tmp_path, monkeypatch, steps):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         seen.append((len(gc.get_objects()), len(os.listdir("/proc/self/fd")), pages * resource.getpagesize() / 1e6))
         return scores
-    monkeypatch.setattr(Task, "validate", watch)
-    train.main(["--task", "nd_regression", "--f", "2", "--n", "2", "--batch", "2", "--tasks", "100", "--quiet", "--steps", str(steps),
-                "--evaluate-every", str(steps // 10), "--checkpoint-every", str(steps // 20), "--out", str(tmp_path / "run")])
+    monkeypatch.setattr(task, "validate", watch)
+    train.main([*words, "--steps", str(steps), "--evaluate-every", str(steps // 10), "--checkpoint-every", str(steps // 20),
+                "--out", str(tmp_path / "run")])
     return seen[-9:]                                                            # the first tenth warms up
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts open files in /proc")
-@pytest.mark.parametrize("steps", (1_000, pytest.param(100_000, marks=pytest.mark.slow)))
-def test_nothing_grows_with_the_steps(tmp_path, monkeypatch, steps):
-    objects, files, megabytes = zip(*grows(tmp_path, monkeypatch, steps))
+@pytest.mark.parametrize("task, steps", (("nd_regression", 1_000), ("listops", 200), ("text_file", 200),
+                                         pytest.param("nd_regression", 100_000, marks=pytest.mark.slow)))
+def test_nothing_grows_with_the_steps(data, tmp_path, monkeypatch, task, steps):
+    words = tiny(task, data) if task != "nd_regression" else ["--task", task, *"--f 2 --n 2 --batch 2 --tasks 100 --quiet".split()]
+    objects, files, megabytes = zip(*grows(words, tmp_path, monkeypatch, steps))
     assert max(files) == files[0] and max(objects) - objects[0] < 100 and max(megabytes) - megabytes[0] < 10
+
+
+# ------------------------------------------------------------------------------------------------------------ extremes
+
+@pytest.mark.parametrize("task", train.IN_CONTEXT)
+@pytest.mark.parametrize("sizes", ("--f 1 --n 1 --batch 1", "--weight-scale 0 --f 2 --n 3 --batch 4"))
+def test_the_smallest_tasks_and_targets_all_equal(tmp_path, monkeypatch, capsys, task, sizes):
+    """One feature, one example, one task a step; targets that are all 0, so that gradient descent is right from the start."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("figures.draw_run", lambda folder: "none")
+    result = train.main(["--task", task, *sizes.split(), "--steps", "5", "--tasks", "50", "--out", "run"])
+    assert all(math.isfinite(value) for value in result.values() if isinstance(value, float))
+    assert "zero predictor" in capsys.readouterr().out
+    if "weight" in sizes and "regression" in task:
+        assert result["gd_loss"] == result["zero_loss"] == 0 < result["loss"]
+
+
+@pytest.mark.parametrize("task, more", (("listops", ()), ("text_file", ()), ("text_file", ("--stateful",))))
+def test_one_token_at_a_time_of_data_without_variety(tmp_path, task, more):
+    """Length 1, batch 1, a state of one number, and every label or token the same: learned, and nothing divides by zero."""
+    write_listops(tmp_path)
+    for path in (tmp_path / "listops").iterdir():
+        path.write_text("Source\tTarget\r\n" + "( ( ( [MAX 3 ) 7 ) ] )\t7\r\n" * 12, newline="")
+    text_file(tmp_path, "a" * 1000)
+    result = train.main([*tiny(task, str(tmp_path), *more), *"--length 1 --batch 1 --P 1 --J 1 --lr 0.1 --steps 100".split(),
+                         "--out", str(tmp_path / "run")])
+    assert all(math.isfinite(value) for value in result.values() if isinstance(value, float))
+    assert result.get("test_accuracy") == 100 or result["test_loss"] < 0.1
+
+
+@pytest.mark.parametrize("scale", ("1e10", "1e-10"))
+def test_scales_beyond_float32_are_said_and_float64_holds_them(tmp_path, scale):
+    words = ["--task", "nd_regression", "--scale", scale, *"--f 3 --n 5 --steps 3 --tasks 100 --quiet".split(), "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit, match=rf"--scale {scale.replace('1e10', '1e.10')} .*beyond what float32 holds.*--dtype float64"):
+        train.main(words)
+    assert not (tmp_path / "run").exists()
+    result = train.main([*words, "--dtype", "float64"])
+    assert result["constructed_loss"] == pytest.approx(result["gd_loss"], rel=1e-10) and 0 < result["gd_loss"] < result["zero_loss"]
+    assert math.isfinite(result["loss"]) and result["optimal_loss"] == pytest.approx(0.0375 * float(scale) ** 2, rel=0.2)
 
 
 # ------------------------------------------------------------------------------------------------------- the same bits

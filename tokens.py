@@ -55,6 +55,15 @@ def utf8(text):
                          "no UTF-8 can hold: read the text with its true encoding, or remove it") from None
 
 
+def short_text(path, most=1 << 22):
+    """A vocabulary or a header, which are a megabyte at the most; nothing else gets the memory to be parsed."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise ValueError(f"{path} has more than {most:,} characters")
+    return text
+
+
 class Bytes:
     """The 256 bytes of UTF-8 as tokens: nothing to download. A text starts after `start`; `silent` is never shown."""
     start, silent = ord("\n"), None
@@ -81,8 +90,8 @@ class BPE(Bytes):
         byte = {chr(b): b for b in plain}
         byte |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in plain)}    # others from 256 on
         try:
-            ids = json.loads(Path(encoder_json).read_text(encoding="utf-8"))
-            first, *lines = Path(vocab_bpe).read_text(encoding="utf-8").splitlines()
+            ids = json.loads(short_text(encoder_json))
+            first, *lines = short_text(vocab_bpe).splitlines()
             *tokens, end = sorted(ids, key=ids.get)
             self.tokens = [bytes(byte[c] for c in token) for token in tokens]               # id -> bytes
             self.id = {token: i for i, token in enumerate(self.tokens)}
@@ -92,7 +101,7 @@ class BPE(Bytes):
                      and all(token in self.id for token in (*(bytes([b]) for b in range(256)), *map(b"".join, merges))))
         except OSError as error:
             raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             right = False
         if not right:
             raise ValueError(f"{encoder_json} and {vocab_bpe} are not the two halves of GPT-2's vocabulary: move them away, "
@@ -144,9 +153,10 @@ def tokenizer(name, folder):
         raise ValueError(f"{paths[0].parent} lacks {' or '.join(GPT2)}: `python lm.py prepare wikitext2 --data {folder}` "
                          "gets them; --data names another folder; bytes need none")
     bpe = BPE(*paths)
-    if bpe.encode("Hello world") != [15496, 995]:
+    if bpe.encode("Hello world") != [15496, 995] or len(bpe.tokens) != TOKENIZERS[name]:
         raise ValueError(f"{paths[0]} is a vocabulary, but not GPT-2's ('Hello world' is {bpe.encode('Hello world')}, "
-                         f"not [15496, 995]): move the files in {paths[0].parent} away and prepare again")
+                         f"not [15496, 995], or its {len(bpe.tokens)} tokens are not {TOKENIZERS[name]}): move the files in "
+                         f"{paths[0].parent} away and prepare again")
     return bpe
 
 
@@ -159,6 +169,7 @@ WIKITEXT = {    # name: folder, and where the raw text comes from, its SHA-256
                   "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
 }
 SPLITS = ("train", "valid", "test")
+LARGEST = 1 << 30                                                               # bytes of a zipped text; WikiText-103 is half
 
 
 def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, quiet=False):
@@ -216,11 +227,14 @@ def find(source, folder):
             return {split: path for split, path in paths.items() if path.exists()}      # test may be missing
     for path in (path for base in bases for path in sorted(base.glob(f"{folder}*.zip"))):
         try:
-            members = zipfile.ZipFile(path).namelist()
-        except zipfile.BadZipFile:
+            with zipfile.ZipFile(path) as file:
+                packed = {info.filename: info.compress_type for info in file.infolist()}
+            paths = {split: zipfile.Path(path, member) for split in SPLITS for member in packed
+                     if re.search(rf"(^|/)wiki\.{split}\.(raw|tokens)$", member)}
+        except Exception:                                                       # a decoder has exceptions of its own
             raise ValueError(f"{path} is not a whole zip file: remove it and prepare again") from None
-        paths = {split: zipfile.Path(path, member) for split in SPLITS for member in members
-                 if re.search(rf"(^|/)wiki\.{split}\.(raw|tokens)$", member)}
+        if any(packed[member.at] not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in paths.values()):
+            raise ValueError(f"{path}: its texts are packed in a way that Python unpacks without a bound; pack them by deflate")
         if "train" in paths and "valid" in paths:
             return paths
     return {}
@@ -229,9 +243,14 @@ def find(source, folder):
 def encode_file(path, kind, folder, lines, workers=None, quiet=False):
     """A text file's ids, uint16; one worker per core, each with parts of a few megabytes."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1) if isinstance(path, zipfile.Path) else file.read()
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:                                                  # of a zip file's decoder
+        raise ValueError(f"{path}: no whole member of a zip file ({type(error).__name__}: {error})") from None
+    if len(raw) > LARGEST and isinstance(path, zipfile.Path):
+        raise ValueError(f"{path} unpacks to more than {LARGEST:,} bytes")
     if not raw.strip():
         raise ValueError(f"{path} is empty: there is nothing to learn from")
     if kind == "bytes":
@@ -284,20 +303,23 @@ def read_tokens(folder, kind, split, command):
     """The ids of a split, memory-mapped, checked against the header; None if there is no such split."""
     path, again = folder / f"{kind}.json", f"make it with: {command}"
     try:
-        header = json.loads(path.read_text())
+        header = json.loads(short_text(path))
         found, entry = (header["tokenizer"], header["vocabulary"]), header["splits"].get(split)
         count, checksum = (entry["tokens"], entry["sha256"]) if entry else (0, None)
+        size = 2 * count
     except FileNotFoundError:
         raise ValueError(f"there is no {path}: {again}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path} is not the header of a token file: {again}") from None
     if found != (kind, TOKENIZERS[kind]):
         raise ValueError(f"{path} belongs to tokens of {found[0]} ({found[1]} of them), not of {kind}: {again}")
     if entry is None:
         return None
     path = folder / f"{kind}.{split}.bin"
-    ids = np.memmap(path, np.uint16, "r") if path.exists() and path.stat().st_size == 2 * count > 0 else None
+    ids = np.memmap(path, np.uint16, "r") if path.exists() and path.stat().st_size == size > 0 else None
     if ids is None or hashlib.sha256(ids).hexdigest() != checksum:
         raise ValueError(f"{path} is not the file of {count} tokens that its header describes: it is damaged or half "
                          f"replaced; {again}")
+    if (largest := ids.max()) >= TOKENIZERS[kind]:
+        raise ValueError(f"{path}: token {ids.argmax():,} is {largest}, beyond the {TOKENIZERS[kind]} of {kind}; {again}")
     return ids

@@ -211,11 +211,12 @@ def train(args):
                         loss = objective(i, batch)
                     loss.backward(weight)
                 losses.append(loss.detach())
-            norm = nn.utils.clip_grad_norm_(parameters, recipe["clip"] or math.inf)
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
             position, batches = streams[0].position(), [next(stream) for stream in streams]     # while a GPU still works
-            loss, norm, stop = agree(losses, norm, signals, world)              # here alone the CPU waits for it
-            if not math.isfinite(loss + norm):
-                stop_at_nonfinite(folder, rank, model, args.seed, step, loss, norm, groups, position)
+            loss, length, stop = agree(losses, norm, signals, world)            # here alone the CPU waits for it
+            if not math.isfinite(loss + length):
+                stop_at_nonfinite(folder, rank, model, args.seed, step, loss, length, groups, position)
+            nn.utils.clip_grads_with_norm_(parameters, recipe["clip"] or math.inf, norm)    # not before: a NaN would spread
             optimizer.step()
             step += 1
             bar.update()
@@ -383,12 +384,14 @@ def stop_at_nonfinite(folder, rank, model, seed, step, loss, norm, groups, posit
         sys.exit(1)
     save(folder / "weights.pt", model.state_dict())
     where = next((f"; its gradient is first not finite in {name} (group {group['name']})" for group in groups
-                  for name, p in zip(group["names"], group["params"]) if not p.grad.isfinite().all()), "")
+                  for name, p in zip(group["names"], group["params"])
+                  if p.grad is not None and not p.grad.isfinite().all()), "")
     place = [x for x in tree_leaves(position) if isinstance(x, int)]            # epoch and index, where data has such
     place = f", ending at {place} of the data" if place else ""
     raise FloatingPointError(f"step {step}: the loss is {loss}, the gradient norm {norm}{where}. The batch is number {step} "
                              f"of seed {seed}{place}. The weights before this step are in {folder / 'weights.pt'}; a lower "
-                             "--lr or a --clip may help")
+                             "--lr or a --clip may help" + ", or --dtype float64: float32 ends at 3e38" * (
+                                 math.inf in (abs(loss), norm) and groups[0]["params"][0].dtype == torch.float32))
 
 
 # -------------------------------------------------------------------------------------------------- files of a run
@@ -434,10 +437,9 @@ def write(path, *parts, keep=None):
 
 def write_metrics(path, rows):
     if rows:
-        new = not path.exists()
         with open(path, "a", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            if new:
+            if not file.tell():
                 writer.writeheader()
             writer.writerows(rows)
             file.flush()
@@ -467,7 +469,10 @@ def read_checkpoint(folder, config, rank=0, world=1):
     state, damage = None, []
     for path in (folder / "last.pt", folder / "previous.pt"):
         try:
-            state = read(path)
+            found = read(path)
+            if not (isinstance(found, dict) and found.keys() >= {"model", "optimizer", "step", "stream", "best", "config"}):
+                raise ValueError(f"{path} is refused: it is no checkpoint of a run")
+            state = found
             break
         except FileNotFoundError:
             continue
@@ -495,8 +500,9 @@ def read_checkpoint(folder, config, rank=0, world=1):
         if path.name == "previous.pt":
             os.replace(path, folder / "last.pt")
         if (folder / "metrics.csv").exists():
-            head, *rows = (folder / "metrics.csv").read_text().splitlines(keepends=True)
-            whole = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= step]
+            lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
+            head, *rows = [line for line in lines if line.endswith("\n")] or [""]
+            whole = [row for row in rows if int(row.split(",")[0]) <= step]
             write(folder / "metrics.csv", "".join([head, *whole]).encode())
     return state
 
