@@ -331,7 +331,7 @@ class Split(NamedTuple):
     labels: np.ndarray              # uint8, (rows)
 
 
-def collect(rows, where):
+def collect(rows, sources):
     """Rows of a reader as {split: Split}."""
     parts = {split: (bytearray(), [0], bytearray()) for split in SPLITS}
     for split, label, *documents in rows:
@@ -341,7 +341,7 @@ def collect(rows, where):
             tokens += document
             offsets.append(len(tokens))
     if empty := [split for split, (tokens, _, _) in parts.items() if not tokens]:
-        raise ValueError(f"{where}: no rows for {' and '.join(empty)}")
+        raise ValueError(f"{sources[0].parent}: no rows for {' and '.join(empty)} in {', '.join(path.name for path in sources)}")
     return {split: Split(np.frombuffer(tokens, np.uint8), np.array(offsets), np.frombuffer(labels, np.uint8))
             for split, (tokens, offsets, labels) in parts.items()}
 
@@ -360,7 +360,7 @@ def load(task, folder):
     if not sources:
         raise ValueError(f"{task.name}: no data. Looked for {', '.join(str(folder / place) for place in task.places)}. "
                          f"This gets it:\n  python lra.py prepare {task.name} --data {folder}")
-    return collect(task.read(sources), sources[0])
+    return collect(task.read(sources), sources)
 
 
 def stamp(sources):
@@ -377,7 +377,7 @@ def checksum(path):
 
 def store(home, task, sources):
     """Read the sources and write arrays and index.json into a folder beside, which takes the name when it is whole."""
-    before, data = stamp(sources), collect(task.read(sources), sources[0])
+    before, data = stamp(sources), collect(task.read(sources), sources)
     home.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=home.parent, prefix=f".{home.name}-"))
     try:
@@ -423,7 +423,8 @@ def reopen(home, task, sources):
                 and len(offsets) == task.documents * len(labels) + 1 and labels.max() < task.classes
                 and offsets[0] == 0 and (np.diff(offsets) >= 0).all() and offsets[-1] == len(tokens) > 0
                 and (not task.vocabulary or 0 < tokens.min() <= tokens.max() < task.vocabulary)):
-            raise ValueError(f"{home}: the {split} arrays are no preparation of {task.name}")
+            raise ValueError(f"{home}: {', '.join(f'{split}_{name}.npy' for name in Split._fields)} are no preparation of "
+                             f"{task.name}")
     return data
 
 

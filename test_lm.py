@@ -24,9 +24,11 @@ import torch.nn.functional as F
 
 import lm
 import tokens
+import train
 from lm import LM, MIXERS, RECIPES, HeadLoss, LanguageModel, as_text, generate, size
 from test_baselines import leaves
 from test_gril import agree
+from test_lra import ROUNDS, fuzz
 from tokens import BPE, Bytes, cuts, encode_file, prepare, splitter
 
 f64 = torch.float64
@@ -383,6 +385,108 @@ def test_damaged_token_files(tmp_path):
         LM["text_file"](RECIPES["tiny"], tmp_path).tokens("train")
 
 
+def write_tokens(folder, kind, split, ids):
+    """A token file and a header that is right about it."""
+    header = json.loads((folder / f"{kind}.json").read_text())
+    header["splits"][split].update(tokens=len(ids), sha256=hashlib.sha256(ids).hexdigest())
+    (folder / f"{kind}.json").write_text(json.dumps(header))
+    (folder / f"{kind}.{split}.bin").write_bytes(ids.tobytes())
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tmp_path, vocabulary):
+    task = text_file(tmp_path)
+    ids = np.array(task.tokens("train"))
+    ids[7] = 256
+    write_tokens(tmp_path / "text_file", "bytes", "train", ids)
+    with pytest.raises(ValueError, match="bytes.train.bin: token 7 is 256, beyond the 256 of bytes; make it with: python lm.py"):
+        task.tokens("train")
+    prepare(None, tmp_path, vocabulary, tmp_path / "my.txt", quiet=True)
+    task = LM["text_file"](RECIPES["tiny"], tmp_path)
+    ids = np.array(task.tokens("valid"))
+    ids[-1] = 50256
+    write_tokens(tmp_path / "text_file", "gpt2", "valid", ids)
+    assert task.tokens("valid")[-1] == 50256                                    # the last there is
+    ids[-1] = 50257
+    write_tokens(tmp_path / "text_file", "gpt2", "valid", ids)
+    with pytest.raises(ValueError, match="gpt2.valid.bin: token .* is 50257, beyond the 50257 of gpt2"):
+        task.tokens("valid")
+
+
+@ROUNDS
+def test_fuzzed_token_files_are_read_or_refused(tmp_path, monkeypatch, rounds):
+    task = text_file(tmp_path / "data", LOBSTER)
+    (tmp_path / "data/my.txt").unlink()
+
+    def read():
+        for split in ("train", "valid", "test"):
+            ids = task.tokens(split)
+            assert ids is None and split == "test" or ids.dtype == np.uint16 and ids.ndim == 1 and ids.max() < 256
+    fuzz(tmp_path / "data", rounds, read, monkeypatch)
+
+
+@ROUNDS
+def test_fuzzed_vocabularies_are_read_or_refused(tmp_path, monkeypatch, rounds):
+    """One that is taken still gives every text back."""
+    paths = write_vocabulary(tmp_path / "gpt2", learned(CORPUS, 40))
+
+    def read():
+        bpe = BPE(*paths)
+        ids = bpe.encode(CORPUS)
+        assert min(ids) >= 0 and max(ids) < len(bpe.tokens) == 297 and bpe.decode(ids) == CORPUS
+    fuzz(tmp_path / "gpt2", rounds, read, monkeypatch)
+
+
+def zipped(path, texts, packing=zipfile.ZIP_DEFLATED):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        for name, text in texts.items():
+            archive.writestr(name, text)
+
+
+@pytest.mark.filterwarnings("ignore")                                           # names twice in a list
+@ROUNDS
+def test_fuzzed_zip_files_are_read_or_refused(tmp_path, monkeypatch, rounds):
+    zipped(tmp_path / "data/wikitext-2-raw-v1.zip", {f"wikitext-2-raw/wiki.{split}.raw": WIKI for split in ("train", "valid")})
+
+    def read():
+        for path in tokens.find(tmp_path / "data", "wikitext-2").values():
+            ids = encode_file(path, "bytes", tmp_path, True, quiet=True)
+            assert ids.dtype == np.uint16 and ids.max() < 256
+    fuzz(tmp_path / "data", rounds, read, monkeypatch)
+
+
+def test_zip_files_that_would_take_the_memory_or_lead_elsewhere(tmp_path, monkeypatch):
+    path = tmp_path / "data/wikitext-2-raw-v1.zip"
+
+    def found(prefix, packing=zipfile.ZIP_DEFLATED):
+        zipped(path, {f"{prefix}wiki.{split}.raw": "x" * 100_000 for split in ("train", "valid")}, packing)
+        return prepare("wikitext2", tmp_path / "data", bytes_only=True, quiet=True)
+    for prefix in ("", "/", "../../", f"{tmp_path}/"):                          # members are read, never unpacked
+        assert found(prefix)["splits"]["train"]["tokens"] == 100_000
+        assert {file.name for file in tmp_path.rglob("*.*")} == {path.name, "bytes.json", "bytes.train.bin", "bytes.valid.bin"}
+    with pytest.raises(ValueError, match="wikitext-2-raw-v1.zip: .* pack them by deflate"):
+        found("", zipfile.ZIP_LZMA)
+    monkeypatch.setattr(tokens, "LARGEST", 99_999)
+    with pytest.raises(ValueError, match="wikitext-2-raw-v1.zip/.*wiki.train.raw unpacks to more than 99,999 bytes"):
+        found("")
+
+
+def test_a_vocabulary_too_long_or_too_deep_is_refused(tmp_path, monkeypatch):
+    encoder, merges = write_vocabulary(tmp_path, [("a", "b")])
+    encoder.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="encoder.json and .*vocab.bpe are not the two halves"):
+        BPE(encoder, merges)
+    write_vocabulary(tmp_path, [("a", "b")])
+    encoder.write_text(encoder.read_text() + " " * (5 << 20))                   # JSON still, of more than 4 MB
+    with pytest.raises(ValueError, match="encoder.json and .*vocab.bpe are not the two halves"):
+        BPE(encoder, merges)
+    task = text_file(tmp_path)
+    for content in ("[" * 100_000, " " * (5 << 20) + (tmp_path / "text_file/bytes.json").read_text()):
+        (tmp_path / "text_file/bytes.json").write_text(content)
+        with pytest.raises(ValueError, match="bytes.json is not the header of a token file"):
+            task.tokens("train")
+
+
 def test_an_interrupted_prepare_leaves_what_was_there(tmp_path, monkeypatch):
     task = text_file(tmp_path)
     before = task.tokens("train").tolist()
@@ -422,6 +526,13 @@ def test_a_vocabulary_of_the_right_shape_that_is_not_gpt2s(tmp_path):
         tokens.tokenizer("gpt2", tmp_path)
     with pytest.raises(ValueError, match="lacks encoder.json or vocab.bpe.*prepare wikitext2"):
         tokens.tokenizer("gpt2", tmp_path / "elsewhere")
+
+
+def test_a_vocabulary_larger_than_gpt2s_is_refused(tmp_path):
+    """Its ids would be beyond the model's embedding."""
+    write_vocabulary(tmp_path / "gpt2", [*hello_world(), ("Hello", "o")])
+    with pytest.raises(ValueError, match="a vocabulary, but not GPT-2's .*its 50258 tokens are not 50257"):
+        tokens.tokenizer("gpt2", tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------------- the model
@@ -727,7 +838,7 @@ def run(tmp_path_factory):
     task = text_file(folder / "data", LOBSTER)
     net = learn(task, "gril", 60)
     (folder / "config.json").write_text(json.dumps(dict(task.recipe, task="text_file", model="gril", seed=0)))
-    torch.save(net.state_dict(), folder / "weights.pt")
+    train.save(folder / "weights.pt", net.state_dict())
     return folder
 
 
@@ -743,7 +854,15 @@ def test_generate_as_typed(run, capsys):
     assert len(capsys.readouterr().out.encode()) >= 5
 
 
-def test_load_takes_what_is_there(run, tmp_path):
+class Hostile:
+    """Unpickled, it would make a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("touched"),)
+
+
+def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     task, net, config = lm.load(run)
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
 
@@ -751,11 +870,18 @@ def test_load_takes_what_is_there(run, tmp_path):
         with pytest.raises(SystemExit, match=message):
             lm.main(["generate", str(tmp_path)])
     refused("has no weights yet .*--resume")
-    torch.save(dict(model=net.state_dict(), step=3), tmp_path / "last.pt")      # a run that is not finished
+    train.save(tmp_path / "last.pt", dict(model=net.state_dict(), step=3))      # a run that is not finished
     for a, b in zip(lm.load(tmp_path)[1].parameters(), net.parameters()):
         assert torch.equal(a, b)
     (tmp_path / "config.json").write_text(json.dumps(dict(config, H=32)))
     refused("does not fit the model of config.json")
+    train.save(tmp_path / "last.pt", 3)
+    refused("does not fit the model of config.json")
+    train.save(tmp_path / "last.pt", dict(model=Hostile()))
+    refused("last.pt is refused: it is no file of tensors and plain values")
+    (tmp_path / "last.pt").write_bytes((run / "weights.pt").read_bytes()[:-40])
+    refused("last.pt is damaged: its checksum")
+    assert not Path("touched").exists()
     (tmp_path / "config.json").write_text(json.dumps(dict(task="nd_regression", model="gril")))
     refused("a run of nd_regression, not of a language model: wikitext103")
     (tmp_path / "config.json").unlink()

@@ -30,7 +30,7 @@ from torch import nn
 import train
 from gril import Block, GrilMixer, known
 from tasks import Task
-from test_lm import text_file
+from test_lm import Hostile, text_file
 from test_lra import write_listops
 
 HERE = Path(__file__).parent
@@ -333,11 +333,6 @@ def cut(data):
 
 def flip(data):
     return data[:5000] + bytes([data[5000] ^ 1]) + data[5001:]
-
-
-class Hostile:
-    def __reduce__(self):
-        return Path.touch, (Path("touched"),)
 
 
 def saved(state):
