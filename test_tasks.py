@@ -9,9 +9,11 @@ import torch.nn.functional as F
 import figures
 import tasks
 import train
+from lra_data import generate_listops
 from tasks import (TASKS, Task, as_learner, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
                    newton, ridge, sensitivity, zero)
 from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
+from tokens import prepare
 
 
 def draw(task, B=4, seed=0):
@@ -298,6 +300,15 @@ def test_the_paper_recipe_runs(tmp_path):
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_every_figure_in_its_quick_form(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GRIL_DATA", raising=False)
+    if name in ("lra", "gates"):
+        generate_listops(tmp_path / "data/listops", (40, 8, 8))
+    if name == "wikitext2":
+        for split in ("train", "valid"):
+            path = tmp_path / f"data/wikitext-2/wiki.{split}.tokens"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("One fish, two fish. \n" * 40)
+        prepare("wikitext2", tmp_path / "data", bytes_only=True, quiet=True)
     figures.main([name, "--quick"])
     assert (tmp_path / f"runs/figures/{name}-quick.png").stat().st_size > 10_000
     assert "---" in capsys.readouterr().out                             # its table
