@@ -131,7 +131,8 @@ def gril_tokens(v, k, u, Q, q, gamma, state, final=True):
     """Definition 4.2 on a stretch of tokens v (B, T, J, d), k, u (B, T, J, m): o (B, T, J, d) and the next state.
 
     Q (J, w, w); q (J, w), β in it; a gate γ (J, m) per key channel; the state is gril_step's: Z (B, J, d, m) and the last
-    w-1 tokens (B, J, d+2m, w-1). final=False leaves the next state out, which costs a pass of its own.
+    w-1 tokens (B, J, d+2m, w-1). final=False leaves the next state out, which costs a pass of its own. In float32 a gate
+    next to 0 asks for tokens below 100, or gradients overflow: g⁻³ is 1e27 there. After a norm they are of order one.
     """
     if v.shape[1] == 0:
         raise ValueError(f"empty sequence: v {tuple(v.shape)}, k {tuple(k.shape)}")
