@@ -294,21 +294,27 @@ def png_pixels(path):
         raise ValueError(f"{path}: no picture ({type(error).__name__}: {error})") from None
 
 
+def unpacked(file, limit):
+    """All that a packed file holds, a megabyte at a time: read(limit) would take so much memory whatever there is."""
+    content = io.BytesIO()
+    while chunk := file.read(1 << 20):
+        content.write(chunk)
+        if content.tell() > limit:
+            raise ValueError(f"unpacks to more than {limit:,} bytes")
+    content.seek(0)
+    return content
+
+
 def archive(path, limit=1 << 30):
     """(name, bytes) of the plain files in a tar.gz or tar.xz, unpacked in memory, 1 GB at most; nothing is extracted.
 
     Reading to the end makes gzip and xz check their sums. tarfile takes a damaged header for the end of the archive, so
     what follows its last member must be zeros.
     """
-    content = io.BytesIO()
     try:
         with (lzma if path.suffix == ".xz" else gzip).open(path) as file:
-            while chunk := file.read(1 << 20):                                  # read(limit) would take it all at once
-                content.write(chunk)
-                if content.tell() > limit:
-                    raise ValueError(f"unpacks to more than {limit:,} bytes")
+            content = unpacked(file, limit)
         data = np.frombuffer(content.getbuffer(), np.uint8)
-        content.seek(0)
         with tarfile.open(fileobj=content, mode="r:") as tar:
             members = tar.getmembers()
             if data[tar.offset:].any():

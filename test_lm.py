@@ -467,7 +467,7 @@ def test_zip_files_that_would_take_the_memory_or_lead_elsewhere(tmp_path, monkey
     with pytest.raises(ValueError, match="wikitext-2-raw-v1.zip: .* pack them by deflate"):
         found("", zipfile.ZIP_LZMA)
     monkeypatch.setattr(tokens, "LARGEST", 99_999)
-    with pytest.raises(ValueError, match="wikitext-2-raw-v1.zip/.*wiki.train.raw unpacks to more than 99,999 bytes"):
+    with pytest.raises(ValueError, match="wikitext-2-raw-v1.zip/.*wiki.train.raw: .*unpacks to more than 99,999 bytes"):
         found("")
 
 

@@ -300,6 +300,16 @@ def test_reviews_are_the_same_from_folder_and_archives(tmp_path):
         assert all(documents(other[split]) == documents(data[split]) for split in data), where
 
 
+@pytest.mark.parametrize("harm", (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("nowhere")))
+def test_a_review_that_never_ends_is_refused(tmp_path, harm):
+    for name, content in reviews(3).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    harm(tmp_path / "aclImdb/train/neg/9_1.txt")
+    with pytest.raises(ValueError, match="9_1.txt: no file, or one of more than"):
+        task("text", tmp_path).data
+
+
 def test_pairs_are_read(tmp_path):
     data = task("retrieval", tmp_path).data["test"]
     assert data.labels.tolist() == [0, 1] * 10
@@ -658,6 +668,9 @@ def harmed(path, data, rng):
         return {path: mutated(data, rng)}
     if path.suffix == ".xz":
         return {path: lzma.compress(mutated(lzma.decompress(data), rng), preset=0)}
+    if path.suffix == ".pt":
+        data = mutated(data[:-32], rng)
+        return {path: data + hashlib.sha256(data).digest()}
     data = mutated(data, rng)
     if path.suffix == ".png":
         return {path: chunks_resummed(data)}

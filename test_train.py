@@ -31,7 +31,7 @@ import train
 from gril import Block, GrilMixer, known
 from tasks import Task
 from test_lm import Hostile, text_file
-from test_lra import write_listops
+from test_lra import ROUNDS, fuzz, write_listops
 
 HERE = Path(__file__).parent
 
@@ -361,6 +361,13 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_taken(whole, stop
     assert "going on from previous.pt, the checkpoint before, at step 20" in said
     assert_same(Path("run"), folder)
     assert not Path("touched").exists()
+
+
+@ROUNDS
+def test_fuzzed_checkpoints_are_read_or_refused(stopped, tmp_path, monkeypatch, rounds):
+    (tmp_path / "run").mkdir()
+    shutil.copy(stopped / "best.pt", tmp_path / "run")
+    fuzz(tmp_path / "run", rounds, lambda: train.read(tmp_path / "run/best.pt"), monkeypatch)
 
 
 def test_a_damaged_checkpoint_never_displaces_the_good_one(whole, stopped, tmp_path):

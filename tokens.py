@@ -26,7 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from gril import known
-from lra_data import data_folder, download
+from lra_data import data_folder, download, unpacked
 
 
 # --------------------------------------------------------------------------------------------------- 1. tokenizers
@@ -244,13 +244,11 @@ def encode_file(path, kind, folder, lines, workers=None, quiet=False):
     """A text file's ids, uint16; one worker per core, each with parts of a few megabytes."""
     try:
         with path.open("rb") as file:
-            raw = file.read(LARGEST + 1) if isinstance(path, zipfile.Path) else file.read()
+            raw = unpacked(file, LARGEST).getvalue() if isinstance(path, zipfile.Path) else file.read()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:                                                  # of a zip file's decoder
         raise ValueError(f"{path}: no whole member of a zip file ({type(error).__name__}: {error})") from None
-    if len(raw) > LARGEST and isinstance(path, zipfile.Path):
-        raise ValueError(f"{path} unpacks to more than {LARGEST:,} bytes")
     if not raw.strip():
         raise ValueError(f"{path} is empty: there is nothing to learn from")
     if kind == "bytes":
