@@ -401,8 +401,8 @@ def block(mixer):
 
 
 MODELS = {      # lp: a linear projection in front, else tokens are zero-padded to H; norm: one more before the read-out
-    "s5":               dict(layer=block(S5), lp=True, norm=False),
-    "lru":              dict(layer=block(LRU), lp=True, norm=False),
+    "s5":               dict(layer=block(S5), lp=False, norm=False),
+    "lru":              dict(layer=block(LRU), lp=False, norm=False),
     "mamba":            dict(layer=block(Mamba), lp=False, norm=True),
     "mamba_lp":         dict(layer=block(Mamba), lp=True, norm=True),
     "griffin":          dict(layer=Griffin, lp=False, norm=True),
