@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import figures
+import comparisons
 import train
 from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin, LinearAttention, Mamba,
                        SIZES, Pairs, RecurrentBlock, Transformer, hippo, make, recipe, rotate, state_size)
@@ -575,12 +575,12 @@ def test_the_rate_of_the_comparison_is_picked_by_validation_loss(tmp_path, monke
         asked.append(settings)
         return [dict(options, loss=9 - ends[options["lr"]], **(dict(diverged="nan") if options["lr"] == 3e-2 else {}))
                 for options in settings]                                                    # the test loss says otherwise
-    monkeypatch.setattr(figures, "runs", runs)
-    monkeypatch.setattr(figures, "curves", lambda results, column: (None, [1.0, ends[results[0]["lr"]]], None))
-    results = figures.compare("fig3c", {"a": dict(task="nd_regression", model="s5"), "b": dict(task="nd_regression", model="gril")}, False)
+    monkeypatch.setattr(comparisons, "runs", runs)
+    monkeypatch.setattr(comparisons, "curves", lambda results, column: (None, [1.0, ends[results[0]["lr"]]], None))
+    results = comparisons.compare("fig3c", {"a": dict(task="nd_regression", model="s5"), "b": dict(task="nd_regression", model="gril")}, False)
     assert [(o["model"], o["lr"], o["seed"]) for o in asked[0]] == [(m, lr, 0) for m in ("s5", "gril") for lr in ends]
     assert [(r["model"], r["lr"], r["seed"]) for rs in results.values() for r in rs] == [(m, 3e-3, s) for m in ("s5", "gril") for s in range(5)]
-    assert {o["steps"] * o["batch"] for o in asked[1]} == {96_000} == {o["steps"] * o["batch"] for o in asked[0]}
+    assert {(o["steps"], o["batch"]) for o in (*asked[0], *asked[1])} == {(comparisons.STEPS["fig3c"], comparisons.BATCH)}
     assert results["a"][0]["recurrent_lr"] == 3e-3 and results["b"][0]["recurrent_lr"] == pytest.approx(3e-4)
 
 
@@ -592,4 +592,4 @@ def test_what_each_run_carries(tmp_path):
     for (task, model), size in sizes.items():
         words = [word for word in TINY if model != "gril" or word not in ("--width", "16")]
         train.main(["--task", task, "--model", model, *words, str(tmp_path / "run")])
-        assert figures.carried(tmp_path / "run") == size, (task, model)
+        assert comparisons.carried(tmp_path / "run") == size, (task, model)

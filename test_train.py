@@ -727,7 +727,7 @@ def test_nothing_grows_with_the_steps(data, tmp_path, monkeypatch, task, steps):
 def test_the_smallest_tasks_and_targets_all_equal(tmp_path, monkeypatch, capsys, task, sizes):
     """One feature, one example, one task a step; targets that are all 0, so that gradient descent is right from the start."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("figures.draw_run", lambda folder: "none")
+    monkeypatch.setattr("plots.draw_run", lambda folder: "none")
     result = train.main(["--task", task, *sizes.split(), "--steps", "5", "--tasks", "50", "--out", "run"])
     assert all(math.isfinite(value) for value in result.values() if isinstance(value, float))
     assert "zero predictor" in capsys.readouterr().out

@@ -266,9 +266,9 @@ def train(args):
     write(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     (folder / "previous.pt").unlink(missing_ok=True)
     if not args.quiet:
-        import figures                                          # here, because figures trains too
+        import plots                                            # here, because plots trains too
         print("\n" + task.table(result))
-        print(f"\nfigure    {figures.draw_run(folder)}")
+        print(f"\nfigure    {plots.draw_run(folder)}")
     return result
 
 
