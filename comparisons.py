@@ -219,7 +219,7 @@ GATES = {"real, J = 8": dict(gate="real"), "complex, J = 8": dict(gate="complex"
 
 def gates(quick):
     """What the paper leaves open: real or complex gates, one block or many."""
-    names, steps = ("listops",) if quick else ("listops", "image"), {"listops": 1000, "image": 300}
+    names, steps = ("listops",) if quick else ("listops", "image"), {"listops": 1000, "image": 400}
     rows, accuracies = [], {name: [] for name in names}
     for name in names:
         settings = {label: dict(gate=LRA[name].recipes["tiny"]["gate"]) | change for label, change in GATES.items()}
