@@ -17,7 +17,7 @@ from plots import (BLUE, GREEN, GREY, ORANGE, RED, bars, curves, finish, flatten
 # ---------------------------------------------------------------------------------------------------- in-context tasks
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-STEPS, BATCH = {"fig3c": 3000, "nd_comparison": 1000, "model_comparison": 600}, 64     # the budget of every model
+STEPS, BATCH = {"fig3c": 3000, "nd_comparison": 1000, "model_comparison": 400}, 64     # the budget of every model
 
 
 def budget(name, quick, factor=1):

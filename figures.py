@@ -28,6 +28,7 @@ a time.
 """
 import argparse
 import math
+import sys
 
 import matplotlib.pyplot as plt
 import matplotlib.ticker
@@ -350,8 +351,14 @@ def main(argv=None):
     parser.add_argument("figure", choices=(*FIGURES, "all"))
     parser.add_argument("--quick", action="store_true", help="one seed, 20 steps: does it run, not what it shows")
     args = parser.parse_args(argv)
+    left_out = []
     for name in FIGURES if args.figure == "all" else [args.figure]:
-        FIGURES[name](args.quick)
+        try:
+            FIGURES[name](args.quick)
+        except ValueError as error:                             # no data, and what to do about it
+            left_out.append(f"{name} is left out: {error}")
+    if left_out:
+        sys.exit("figures.py: " + "\n".join(left_out))
 
 
 if __name__ == "__main__":

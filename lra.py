@@ -155,8 +155,8 @@ TINY = {            # a laptop: 20 minutes on two CPU cores at 25,000 tokens a s
     "listops":    (2, 64, 64, 8, 1500, 100, 4e-3, 1e-3, 0.05, 0.0, 32, 256, 0.5, 0.999, "real"),
     "text":       (2, 64, 64, 8, 600, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.5, 0.9, "real"),
     "retrieval":  (2, 64, 64, 8, 200, 50, 2e-3, 1e-3, 0.05, 0.1, 16, 1024, 0.5, 0.9, "real"),
-    "image":      (2, 64, 64, 8, 1500, 100, 4e-3, 1e-3, 0.05, 0.0, 16, 1024, 0.9, 0.999, "complex"),
-    "pathfinder": (2, 64, 64, 8, 600, 100, 4e-3, 1e-3, 0.05, 0.0, 16, 1024, 0.9, 0.999, "complex"),
+    "image":      (2, 64, 64, 8, 1000, 100, 2e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, "complex"),
+    "pathfinder": (2, 64, 64, 8, 150, 50, 2e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, "complex"),
 }
 PAPER = {           # App. E; not in the paper: the recurrent rate (a quarter here), gate, clipping, validation, patience
     "listops":    (6, 128, 32, 8, 300_000, 30_000, 2e-3, 5e-4, 0.05, 0.0, 32, 2048, 0.0, 0.9, "complex"),

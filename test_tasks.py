@@ -312,3 +312,12 @@ def test_every_figure_in_its_quick_form(tmp_path, monkeypatch, capsys, name):
     figures.main([name, "--quick"])
     assert (tmp_path / f"runs/figures/{name}-quick.png").stat().st_size > 10_000
     assert "---" in capsys.readouterr().out                             # its table
+
+
+def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRIL_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(figures, "FIGURES", {name: figures.FIGURES[name] for name in ("gates", "how")})
+    with pytest.raises(SystemExit, match="(?s)gates is left out: .*nowhere.*prepare listops"):
+        figures.main(["all", "--quick"])
+    assert (tmp_path / "runs/figures/how-quick.png").exists()
