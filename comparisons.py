@@ -219,7 +219,7 @@ GATES = {"real, J = 8": dict(gate="real"), "complex, J = 8": dict(gate="complex"
 
 def gates(quick):
     """What the paper leaves open: real or complex gates, one block or many. Short runs, so that eight of them can be paid."""
-    short = {"listops": dict(steps=1000), "image": dict(steps=400, batch=16, lr=4e-3)}
+    short = {"listops": dict(steps=1000), "image": dict(steps=400, batch=16, lr=4e-3, max_phase=2 * math.pi)}
     names = list(short)[:1] if quick else list(short)
     rows, accuracies = [], {name: [] for name in names}
     for name in names:

@@ -29,6 +29,7 @@ import os
 import sys
 import textwrap
 import time
+from math import pi
 
 import numpy as np
 import torch
@@ -124,7 +125,7 @@ class Classifier(nn.Module):
 
 
 def gril_layer(w):
-    return lambda H, r: Block(GrilMixer(H, r["P"], r["J"], w, r["r_min"], r["r_max"], gate=r["gate"]), H, r["dropout"])
+    return lambda H, r: Block(GrilMixer(H, r["P"], r["J"], w, r["r_min"], r["r_max"], r["max_phase"], r["gate"]), H, r["dropout"])
 
 
 def baseline(name, **options):
@@ -137,7 +138,7 @@ MODELS = {              # a layer of width H by recipe r; layers of it for one o
     "gril":             dict(layer=gril_layer(3), depth=1, norm=False),
     "linear_attention": dict(layer=gril_layer(1), depth=1, norm=False),       # w = 1: a gated one (Sec. 4.5)
     "s5":               dict(layer=baseline("s5"), depth=1, norm=False),
-    "lru":              dict(layer=baseline("lru", r_min="r_min", r_max="r_max"), depth=1, norm=False),
+    "lru":              dict(layer=baseline("lru", r_min="r_min", r_max="r_max", max_phase="max_phase"), depth=1, norm=False),
     "mamba":            dict(layer=baseline("mamba"), depth=1, norm=True),
     "griffin":          dict(layer=baseline("griffin", heads=4), depth=1 / 3, norm=True),       # a layer is three there
     "transformer":      dict(layer=baseline("transformer", heads=2), depth=1, norm=True),
@@ -150,20 +151,20 @@ def parameters(model):
 
 # --------------------------------------------------------------------------------------------------------- 3. tasks
 
-COLUMNS = "layers H P J steps warmup lr recurrent_lr weight_decay dropout batch length r_min r_max gate".split()
+COLUMNS = "layers H P J steps warmup lr recurrent_lr weight_decay dropout batch length r_min r_max max_phase gate".split()
 TINY = {            # a laptop: 20 minutes on two CPU cores at 25,000 tokens a second
-    "listops":    (2, 64, 64, 8, 1500, 100, 4e-3, 1e-3, 0.05, 0.0, 32, 256, 0.5, 0.999, "real"),
-    "text":       (2, 64, 64, 8, 600, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.5, 0.9, "real"),
-    "retrieval":  (2, 64, 64, 8, 200, 50, 2e-3, 1e-3, 0.05, 0.1, 16, 1024, 0.5, 0.9, "real"),
-    "image":      (2, 64, 64, 8, 1000, 100, 2e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, "complex"),
-    "pathfinder": (2, 64, 64, 8, 150, 50, 2e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, "complex"),
+    "listops":    (2, 64, 64, 8, 1500, 100, 4e-3, 1e-3, 0.05, 0.0, 32, 256, 0.5, 0.999, 2 * pi, "real"),
+    "text":       (2, 64, 64, 8, 600, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.5, 0.9, 2 * pi, "real"),
+    "retrieval":  (2, 64, 64, 8, 200, 50, 2e-3, 1e-3, 0.05, 0.1, 16, 1024, 0.5, 0.9, 2 * pi, "real"),
+    "image":      (2, 64, 64, 8, 1300, 100, 3e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
+    "pathfinder": (2, 64, 64, 8, 150, 50, 2e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
 }
 PAPER = {           # App. E; not in the paper: the recurrent rate (a quarter here), gate, clipping, validation, patience
-    "listops":    (6, 128, 32, 8, 300_000, 30_000, 2e-3, 5e-4, 0.05, 0.0, 32, 2048, 0.0, 0.9, "real"),
-    "text":       (6, 256, 128, 16, 78_200, 4_000, 5e-4, 1.25e-4, 0.12, 0.1, 32, 4096, 0.5, 0.9, "complex"),
-    "retrieval":  (4, 128, 256, 16, 100_000, 10_000, 4e-3, 1e-3, 0.01, 0.1, 64, 4000, 0.5, 0.9, "complex"),
-    "image":      (7, 512, 256, 2, 281_400, 28_000, 4e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, "complex"),
-    "pathfinder": (6, 256, 128, 16, 500_000, 1_000, 4e-4, 1e-4, 0.10, 0.1, 32, 1024, 0.9, 0.999, "complex"),
+    "listops":    (6, 128, 32, 8, 300_000, 30_000, 2e-3, 5e-4, 0.05, 0.0, 32, 2048, 0.0, 0.9, 2 * pi, "real"),
+    "text":       (6, 256, 128, 16, 78_200, 4_000, 5e-4, 1.25e-4, 0.12, 0.1, 32, 4096, 0.5, 0.9, 2 * pi, "complex"),
+    "retrieval":  (4, 128, 256, 16, 100_000, 10_000, 4e-3, 1e-3, 0.01, 0.1, 64, 4000, 0.5, 0.9, 2 * pi, "complex"),
+    "image":      (7, 512, 256, 2, 281_400, 28_000, 4e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
+    "pathfinder": (6, 256, 128, 16, 500_000, 1_000, 4e-4, 1e-4, 0.10, 0.1, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
 }
 
 

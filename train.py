@@ -74,7 +74,8 @@ HELP = dict(
     tasks="fresh tasks of the final evaluation", calibrate="optimiser steps that tune gradient descent's step size",
     H="width of the model", P="state size", J="blocks of the state", inner="width inside a feed-forward layer",
     dropout="share of activations dropped in training", length="longest sequence", gate="real or complex",
-    r_min="smallest |gate| at the start", r_max="largest |gate| at the start", tokenizer="gpt2 or bytes",
+    r_min="smallest |gate| at the start", r_max="largest |gate| at the start",
+    max_phase="largest angle of a complex gate at the start", tokenizer="gpt2 or bytes",
     stateful="carry the state from block to block", evaluate_rows="rows of a validation, 0 for all",
     validate_tokens="tokens of a validation, 0 for all")
 
