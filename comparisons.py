@@ -154,7 +154,7 @@ GRID = {        # label -> (options, the paper's loss); Griffin's width is not g
 
 
 def model_comparison(quick):
-    """Sizes of three families. They are many, and large: fewer tasks, 3 seeds, the family's rate of nd_comparison."""
+    """Sizes of three families. They are many, and large: fewer tasks, the family's rate of nd_comparison."""
     families = {"Mamba": dict(model="mamba"), "Griffin": dict(model="griffin"), "S5": dict(model="s5")}
     base = compare("nd_comparison", {name: dict(task="nd_regression", **options) for name, options in families.items()}, quick)
     models = {label: dict(task="nd_regression", **options) for label, (options, _) in GRID.items()
@@ -165,9 +165,9 @@ def model_comparison(quick):
     large = {label for label, options in models.items() if options["model"] == "mamba" and options["layers"] > 1}
     results = {}
     for label, options in models.items():
-        results |= repeated({label: options}, rates, spent, range(1 if quick or label in large else 3), quick)
+        results |= repeated({label: options}, rates, spent, range(1) if label in large else seeds(quick), quick)
     print_table(f"Sizes, multivariate regression: {tasks} ({spent['steps']:,} steps of {spent['batch']}), "
-                "the rate of the family in nd_comparison, 3 seeds (± 0.0000: one seed)", COMPARISON,
+                "the rate of the family in nd_comparison, 5 seeds (± 0.0000: one seed)", COMPARISON,
                 [comparison_row(label, rs, f"{GRID[label][1]:.4f}") for label, rs in results.items()])
     figure, ax = plt.subplots(figsize=(9, 4.8), layout="constrained")
     labels = list(results)
