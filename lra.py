@@ -432,6 +432,9 @@ def show(task, args):
     tokens, lengths, labels = next(task.stream(0, min(32, len(data.labels))))
     print(f"a batch  tokens {tuple(tokens.shape)}, lengths {lengths.min()} to {lengths.max()}, "
           f"labels {tuple(labels.shape)}")
+    first = data.tokens[np.minimum(data.offsets[:-1:task.documents], len(data.tokens) - 1)]
+    right = sum(np.bincount(data.labels[first == token]).max() for token in np.unique(first))
+    print(f"guess    {100 * right / len(first):.1f}% of train are right by the first token alone")
     for split, (tokens, offsets, labels) in task.data.items():
         n = np.diff(offsets)
         print(f"{split:8s} {len(labels):,} rows; tokens {n.min():,} to {n.max():,}, median {int(np.median(n)):,}\n"

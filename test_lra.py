@@ -942,7 +942,7 @@ def test_the_command_line_reads_well(tmp_path, capsys):
         lra.main(["show", name, "--data", str(tmp_path), "--row", "1"])
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert "[MED 1 4 8 ]" in shown and 'cites "x' in shown and "GRIL_DATA" in shown
+    assert "[MED 1 4 8 ]" in shown and 'cites "x' in shown and "GRIL_DATA" in shown and "% of train are right" in shown
     for command, answer in ((["show", "lisops"], "did you mean listops"), (["show", "text", "--row", "99"], "0 to 35"),
                             (["prepare", "listops", "--rows", "0", "1", "1", "--force"], "at least 1")):
         with pytest.raises(SystemExit, match=answer):
