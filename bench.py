@@ -19,7 +19,6 @@ On CUDA the same tables, with bf16 autocast and synchronised timers.
 """
 import argparse
 import json
-import math
 import multiprocessing
 import statistics
 import time

@@ -223,9 +223,8 @@ def gates(quick):
     names = list(short)[:1] if quick else list(short)
     rows, accuracies = [], {name: [] for name in names}
     for name in names:
-        settings = {label: dict(gate=LRA[name].recipes["tiny"]["gate"]) | change for label, change in GATES.items()}
-        results = runs([dict(task=name, **short[name], **change, seed=0) for change in settings.values()], quick)
-        for label, r in zip(settings, results):
+        settings = [dict(gate=LRA[name].recipes["tiny"]["gate"]) | change for change in GATES.values()]
+        for r in runs([dict(task=name, **short[name], **change, seed=0) for change in settings], quick):
             _, loss, _ = curves([r], "loss")
             rows.append((name, r["gate"], r["J"], r["P"] // r["J"], f"{r['parameters']:,}", f"{r['validation_accuracy']:.1f}",
                          f"{loss[-1]:.3f}", f"{r['test_accuracy']:.1f}", minutes(r)))
