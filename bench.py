@@ -155,10 +155,13 @@ def core(rounds):
                 if group[0] == "scan" and B * T * P * P // J > 3e8:
                     continue
                 mixers = {form: GrilMixer(H, P, J, gate=gate, form=form) for form in group}
-                work = dict(dense=trained(Dense(mixers[group[0]]), B, T, H), **{f: recurrence(m, B, T) for f, m in mixers.items()})
+                work = dict(dense=trained(Dense(mixers[group[0]]), B, T, H),
+                            **{f: recurrence(m, B, T) for f, m in mixers.items()})
                 seconds = interleaved(work, rounds if "auto" in work else 1)
-                shown_here += [dict(preset=name, gate=gate, form=form, **ratio(seconds[form], seconds["dense"])) for form in group]
-            print(f"{name:10s} {gate:7s} core ÷ dense: " + "   ".join(f"{r['form']} {shown(r)}" for r in shown_here), flush=True)
+                shown_here += [dict(preset=name, gate=gate, form=form, **ratio(seconds[form], seconds["dense"]))
+                               for form in group]
+            print(f"{name:10s} {gate:7s} core ÷ dense: " + "   ".join(f"{r['form']} {shown(r)}" for r in shown_here),
+                  flush=True)
             rows += shown_here
     return rows
 
@@ -200,8 +203,8 @@ def blocks(rounds, H=256, lengths=(256, 1024, 4096, 8192, 16384)):
                 row = dict(length=T, mode=mode, block=name, parameters=sum(p.numel() for p in module.parameters()),
                            tokens_per_second=B * T / statistics.median(seconds[name]), **ratio(seconds[name], seconds["GRIL"]))
                 rows.append(row)
-                print(f"T = {T:6d}  {mode:9s}  {name:25s} {row['parameters'] / 1e3:5.0f}k parameters {row['tokens_per_second']:9,.0f} "
-                      f"tokens/s, takes {shown(row)} × GRIL's time", flush=True)
+                print(f"T = {T:6d}  {mode:9s}  {name:25s} {row['parameters'] / 1e3:5.0f}k parameters "
+                      f"{row['tokens_per_second']:9,.0f} tokens/s, takes {shown(row)} × GRIL's time", flush=True)
     return rows
 
 
@@ -220,7 +223,8 @@ def growth(rounds, lengths=(1024, 4096, 16384, 65536, 131072)):
         rows.append(dict(length=T, megabytes=peak_megabytes(gril_block, T), milliseconds=1e3 * statistics.median(seconds[T]),
                          **ratio(seconds[T], seconds[lengths[0]])))
         print(f"T = {T:7d}  {shown(rows[-1])} × the time at {lengths[0]}   {rows[-1]['megabytes']:8.0f} MB "
-              f"= {rows[-1]['megabytes'] / rows[0]['megabytes']:6.2f} × the memory   ({rows[-1]['milliseconds']:.0f} ms here)", flush=True)
+              f"= {rows[-1]['megabytes'] / rows[0]['megabytes']:6.2f} × the memory   "
+              f"({rows[-1]['milliseconds']:.0f} ms here)", flush=True)
     return rows
 
 
@@ -275,8 +279,10 @@ def generation(rounds, positions=(100, 10_000, 100_000), count=20):
 def plainest_loop(f, N, batch):
     """nd_regression as one would first write it: form every C Q Cᵀ, sum them with their decay, read out, Adam."""
     torch.manual_seed(0)
-    Q, q, A, beta = nn.Parameter(torch.randn(3, 3) / 3), nn.Parameter(torch.randn(3)), nn.Parameter(torch.rand(f, f) / 2 + 0.5), \
-        nn.Parameter(torch.ones(1))
+    Q = nn.Parameter(torch.randn(3, 3) / 3)
+    q = nn.Parameter(torch.randn(3))
+    A = nn.Parameter(torch.rand(f, f) / 2 + 0.5)
+    beta = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.Adam([Q, q, A, beta], lr=1e-2)
 
     def work():
@@ -316,9 +322,11 @@ def icl(rounds, count=100):
     torch.set_num_threads(1)                                    # as train.py does: a step is too small for two
     rows = []
     for f in (5, 10, 20, 35, 50):
-        contenders = {name: partial(repeat, make(f, 10, 64), count) for name, make in (("ours", our_loop), ("plainest", plainest_loop))}
+        contenders = {name: partial(repeat, make(f, 10, 64), count)
+                      for name, make in (("ours", our_loop), ("plainest", plainest_loop))}
         seconds = interleaved(contenders, rounds)
-        rows.append(dict(f=f, steps_per_second=count / statistics.median(seconds["ours"]), **ratio(seconds["plainest"], seconds["ours"])))
+        rows.append(dict(f=f, steps_per_second=count / statistics.median(seconds["ours"]),
+                         **ratio(seconds["plainest"], seconds["ours"])))
         print(f"f = {f:2d}, N = 10, batch 64: {shown(rows[-1])} × the steps of the plainest loop "
               f"({rows[-1]['steps_per_second']:.0f} a second here)", flush=True)
     return rows
@@ -371,7 +379,8 @@ def cuda_check(rounds):
         error = max((g.detach().cpu().double() - e.detach().double()).abs().max().item() / max(1, e.detach().abs().max().item())
                     for g, e in zip(got, expected))
         rows.append(dict(what=what, error=error, tolerance=tolerance, agrees=error <= tolerance))
-        print(f"{'agrees' if error <= tolerance else 'DIFFERS':8s} {what:42s} error {error:.1e} (allowed {tolerance:.0e})", flush=True)
+        print(f"{'agrees' if error <= tolerance else 'DIFFERS':8s} {what:42s} error {error:.1e} (allowed {tolerance:.0e})",
+              flush=True)
 
     def run(form, gate, device, dtype, autocast=False, compiled=False):
         torch.manual_seed(0)
@@ -412,7 +421,8 @@ def data(rounds, rows=1000):
     text, gpt2 = folder / "wikitext-2/wiki.valid.tokens", folder / "gpt2"
     if text.exists() and gpt2.exists():
         encoder = [gpt2 / name for name in ("encoder.json", "vocab.bpe")]
-        work["GPT-2 byte pairs, MB of WikiText-2"] = (lambda: lm.BPE(*encoder).encode(text.read_text()), text.stat().st_size / 1e6)
+        work["GPT-2 byte pairs, MB of WikiText-2"] = (lambda: lm.BPE(*encoder).encode(text.read_text()),
+                                                      text.stat().st_size / 1e6)
     else:
         print(f"no {text} or {gpt2}: byte pairs left out (--data is the environment variable GRIL_DATA here)")
     seconds = interleaved({name: job for name, (job, _) in work.items()}, rounds)
@@ -451,8 +461,8 @@ def loader(rounds, batches=10):
         delivered = [n / s for n, s in zip(counts[1:], seconds["delivered"])]           # the first was to warm up
         learnt = [batch[0].numel() / s for s in seconds["learnt"]]
         rows.append(dict(task=name, delivered=statistics.median(delivered), **ratio(delivered, learnt)))
-        print(f"{name:12s} {shown(rows[-1])} × the tokens that training takes ({rows[-1]['delivered'] / 1e6:.1f} million a second "
-              "here)", flush=True)
+        print(f"{name:12s} {shown(rows[-1])} × the tokens that training takes "
+              f"({rows[-1]['delivered'] / 1e6:.1f} million a second here)", flush=True)
     return rows
 
 
@@ -469,8 +479,8 @@ def plot(what, rows):
     import matplotlib.pyplot as plt
     plt.rcParams.update({"figure.dpi": 130, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
                          "legend.frameon": False})
-    figure, axes = plt.subplots(1, 2 if what in ("blocks", "growth") else 1, figsize=(10 if what in ("blocks", "growth") else 6.5, 3.6),
-                                layout="constrained", squeeze=False)
+    panels = 2 if what in ("blocks", "growth") else 1
+    figure, axes = plt.subplots(1, panels, figsize=(10 if panels == 2 else 6.5, 3.6), layout="constrained", squeeze=False)
     ax = axes[0, 0]
     if what == "core":
         names = list(PRESETS)
@@ -480,7 +490,8 @@ def plot(what, rows):
             places = [k + 0.13 * (i - (len(series) - 1) / 2) for k, n in enumerate(names) if n in values]
             ax.bar(places, [values[n] for n in names if n in values], 0.12, label=f"{form}, {gate} gate")
         ax.set_xticks(range(len(names)), names, fontsize=8), ax.axhline(1, color="grey", ls=":"), ax.set_yscale("log")
-        ax.set(ylabel="time ÷ dense layers' time", title="The recurrence against the dense layers of its block"), ax.legend(fontsize=7)
+        ax.set(ylabel="time ÷ dense layers' time",
+               title="The recurrence against the dense layers of its block"), ax.legend(fontsize=7)
     elif what == "blocks":
         for ax, mode in zip(axes[0], ("training", "inference")):
             for name in BLOCKS:
@@ -491,7 +502,8 @@ def plot(what, rows):
     elif what == "growth":
         for ax, key, label in zip(axes[0], ("milliseconds", "megabytes"), ("ms, forward + backward", "peak MB")):
             ax.loglog([r["length"] for r in rows], [r[key] for r in rows], marker="o")
-            ax.loglog([r["length"] for r in rows], [rows[0][key] * r["length"] / rows[0]["length"] for r in rows], color="grey", ls=":", label="linear")
+            ax.loglog([r["length"] for r in rows], [rows[0][key] * r["length"] / rows[0]["length"] for r in rows],
+                      color="grey", ls=":", label="linear")
             ax.set(xlabel="length, batch 1", ylabel=label), ax.legend()
     elif what == "streaming":
         for name in dict.fromkeys(r["block"] for r in rows):
@@ -499,7 +511,8 @@ def plot(what, rows):
         ax.set(xlabel="position in the stream", ylabel="µs a token"), ax.legend()
     elif what == "icl":
         ax.plot([r["f"] for r in rows], [r["ratio"] for r in rows], marker="o")
-        ax.set(xlabel="f", ylabel="steps ÷ plainest loop's steps", ylim=(0, None), title="In-context training, N = 10, batch 64")
+        ax.set(xlabel="f", ylabel="steps ÷ plainest loop's steps", ylim=(0, None),
+               title="In-context training, N = 10, batch 64")
     else:
         plt.close(figure)
         return print(f"--plot: there is no picture of {what}")

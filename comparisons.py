@@ -46,7 +46,8 @@ def compare(name, models, quick):
 
 
 def repeated(models, rates, spent, seeds, quick):
-    results = runs([rated(dict(options, **spent, seed=s), rates[label]) for label, options in models.items() for s in seeds], quick)
+    results = runs([rated(dict(options, **spent, seed=s), rates[label])
+                    for label, options in models.items() for s in seeds], quick)
     for result in results:
         if "diverged" in result:
             raise FloatingPointError(f"{result['folder']}: {result['diverged']}")
@@ -63,10 +64,10 @@ def carried(folder):
 
 
 def comparison_row(label, results, paper):
-    ratio = [r["loss"] / r["zero_loss"] for r in results]
-    return (label, f"{results[0]['lr']:g}", pm([r["loss"] for r in results]), pm(ratio), pm([r["loss"] / r["gd_loss"] for r in results]),
-            f"{results[0]['parameters']:,}", f"{carried(results[0]['folder']):,}", f"{spread([r['seconds'] for r in results])[0]:.0f}",
-            paper, flattened(results))
+    one = results[0]
+    return (label, f"{one['lr']:g}", pm([r["loss"] for r in results]), pm([r["loss"] / r["zero_loss"] for r in results]),
+            pm([r["loss"] / r["gd_loss"] for r in results]), f"{one['parameters']:,}", f"{carried(one['folder']):,}",
+            f"{spread([r['seconds'] for r in results])[0]:.0f}", paper, flattened(results))
 
 
 COMPARISON = ("model", "rate", "loss", "÷ zero predictor", "÷ GD", "parameters", "state", "seconds", "paper", "last tenth")
@@ -77,10 +78,10 @@ def comparison(name, title, models, paper, longer, quick):
     results = compare(name, models, quick)
     seen = STEPS[name] * BATCH
     sweep = ", ".join(f"{rate:g}" for rate in RATES)
-    print_table(f"{title}: f = N = 10, {seen:,} tasks seen by every model ({STEPS[name]:,} steps of {BATCH}), the rate the best of {sweep}\n"
-                "with seed 0 (validation loss), then 5 seeds; loss on 10,000 fresh tasks, the same for all;\n"
-                "state in real numbers, seconds of one run on one shared core, last tenth: change of the validation loss over it "
-                "(the rate goes to 0, so flat is not yet finished: see the table below)", COMPARISON,
+    print_table(f"{title}: f = N = 10, {seen:,} tasks seen by every model ({STEPS[name]:,} steps of {BATCH}), the rate the\n"
+                f"best of {sweep} with seed 0 (validation loss), then 5 seeds; loss on 10,000 fresh tasks, the same\n"
+                "for all; state in real numbers, seconds of one run on one shared core, last tenth: change of the validation\n"
+                "loss over it (the rate goes to 0, so flat is not yet finished: see the table below)", COMPARISON,
                 [comparison_row(label, rs, paper.get(label, "")) for label, rs in results.items()])
     more = repeated({label: models[label] for label in longer}, {label: results[label][0]["lr"] for label in longer},
                     budget(name, quick, 4), range(1), quick)
@@ -125,10 +126,11 @@ OTHERS = {"S5": dict(model="s5"), "LRU": dict(model="lru"), "Mamba": dict(model=
 
 def fig3c(quick):
     models = {"GRIL": dict(model="gril"), **OTHERS}
-    comparison("fig3c", "scalar regression", {label: dict(task="scalar_regression", **options) for label, options in models.items()},
-               {"GRIL": "0.209 ± 0.001"},
+    models = {label: dict(task="scalar_regression", **options) for label, options in models.items()}
+    comparison("fig3c", "scalar regression", models, {"GRIL": "0.209 ± 0.001"},
                ("GRIL", "S5", "Griffin", "linear attention, 2 layers", "transformer, 2 layers"), quick)
-    print("\nThe paper shows the others in a figure, without numbers. Its scalar layer has no version with two layers: here neither.")
+    print("\nThe paper shows the others in a figure, without numbers. Its scalar layer has no version with two layers:"
+          "\nhere neither.")
 
 
 def nd_comparison(quick):
@@ -139,14 +141,16 @@ def nd_comparison(quick):
     comparison("nd_comparison", "multivariate regression", models,
                {"GRIL, 1 layer": "0.206 ± 0.001", "S5": "0.426", "Mamba": "0.539", "Griffin": "0.567"},
                ("GRIL, 1 layer", "GRIL, 2 layers", "S5", "transformer, 2 layers", "linear attention on pairs"), quick)
-    print("\nThe paper shows the others in a figure, without numbers. GRIL with 2 layers stands beside two steps of gradient descent"
-          "\n(÷ GD is of those). Pairs are tokens (x_i, y_i), (x_query, 0) instead of x_1, y_1, x_2, …: a window made by hand.")
+    print("\nThe paper shows the others in a figure, without numbers. GRIL with 2 layers stands beside two steps of gradient"
+          "\ndescent (÷ GD is of those). Pairs are tokens (x_i, y_i), (x_query, 0) instead of x_1, y_1, x_2, …: a window"
+          "\nmade by hand.")
 
 
 GRID = {        # label -> (options, the paper's loss); Griffin's width is not given: 10, the tokens' own, has all these heads
     **{f"Mamba, dim {H}, {l} layer{'s' * (l > 1)}": (dict(model="mamba", width=H, layers=l), loss)
        for H, l, loss in ((32, 1, 0.5388), (64, 1, 0.4126), (64, 2, 0.4179), (128, 4, 0.4157))},
-    **{f"Griffin, {heads} head{'s' * (heads > 1)}, {l} layer{'s' * (l > 1)}": (dict(model="griffin", width=10, heads=heads, layers=l), loss)
+    **{f"Griffin, {heads} head{'s' * (heads > 1)}, {l} layer{'s' * (l > 1)}":
+       (dict(model="griffin", width=10, heads=heads, layers=l), loss)
        for heads, l, loss in ((1, 1, 0.7490), (2, 1, 0.5665), (2, 2, 0.4114), (5, 1, 0.6047))},
     **{f"S5, {l} layer{'s' * (l > 1)}": (dict(model="s5", layers=l), 0.426) for l in (1, 2, 4, 6)},
     **{f"S5, size {H}": (dict(model="s5", width=H), 0.426) for H in (10, 64, 128, 256)},
@@ -177,7 +181,8 @@ def model_comparison(quick):
     ax.plot([GRID[label][1] / (10 / 24) for label in labels], range(len(labels)), "D", color="black", ms=4, ls="none",
             label="the paper's loss ÷ 10/24")
     ax.axvline(1, color=GREY, ls=":", label="zero predictor")
-    ax.axvline(spread([r["gd_loss"] / r["zero_loss"] for r in results[labels[0]]])[0], color=ORANGE, ls="--", label="gradient descent, one step")
+    ax.axvline(spread([r["gd_loss"] / r["zero_loss"] for r in results[labels[0]]])[0], color=ORANGE, ls="--",
+               label="gradient descent, one step")
     ax.invert_yaxis(), ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.1), ncol=3)
     ax.set(xlabel="loss ÷ zero predictor's", xlim=(0, 1.9),
            title=f"Sizes without a projection, multivariate regression, {tasks}")
@@ -196,8 +201,9 @@ def lra(quick):
     results = {name: dict(zip(ARENA, runs([dict(task=name, model=model, seed=0) for model in ARENA.values()], quick)))
                for name in names}
     print_table("Long Range Arena, tiny size, seed 0: accuracy in per cent on the test rows, of the weights that did best on\n"
-                "validation; beside it the best over the run on (at most 1,000) test rows, as the paper reports; minutes of one core",
-                ("task", "model", "parameters", "steps", "test", "best on test", "most frequent class", "minutes", "paper's GRIL"),
+                "validation; beside it the best over the run on (at most 1,000) test rows, as the paper reports; minutes of\n"
+                "one core", ("task", "model", "parameters", "steps", "test", "best on test", "most frequent class", "minutes",
+                             "paper's GRIL"),
                 [(name, label, f"{r['parameters']:,}", f"{r['steps']:,}", f"{r['test_accuracy']:.1f}",
                   f"{r['best_test_accuracy']:.1f}", f"{r['most_frequent']:.1f}", minutes(r),
                   LRA[name].paper_accuracy if label == "GRIL" else "")
@@ -229,9 +235,9 @@ def gates(quick):
             rows.append((name, r["gate"], r["J"], r["P"] // r["J"], f"{r['parameters']:,}", f"{r['validation_accuracy']:.1f}",
                          f"{loss[-1]:.3f}", f"{r['test_accuracy']:.1f}", minutes(r)))
             accuracies[name].append([r["validation_accuracy"]])
-    print_table("Gates and blocks at tiny size, seed 0; ListOps 1,000 steps of 32 rows, Image 400 steps of 16 at a rate of 0.004",
-                ("task", "gate", "J", "P / J", "parameters", "best validation accuracy", "last validation loss", "test accuracy", "minutes"),
-                rows)
+    print_table("Gates and blocks at tiny size, seed 0; ListOps 1,000 steps of 32 rows, Image 400 steps of 16, rate 0.004",
+                ("task", "gate", "J", "P / J", "parameters", "best validation accuracy", "last validation loss",
+                 "test accuracy", "minutes"), rows)
     figure, ax = plt.subplots(figsize=(7, 3), layout="constrained")
     bars(ax, list(GATES), accuracies)
     ax.set(ylabel="best validation accuracy, %", title="Gates and blocks at tiny size")

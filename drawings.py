@@ -66,8 +66,9 @@ def how(quick):
         ax.plot([left, left, right, right], [low + 0.25, low, low, low + 0.25], color=color, lw=1.8 if t == shown else 1)
         ax.text((left + right) / 2, low - 0.15, f"$C_{t}$", ha="center", va="top", color=color)
 
-    heading(-8.7, "2  cross-product", "   $C_t \\, Q \\, C_t^T$ with $Q = e_2 e_1^T$ takes out one product of the nine: $y_t$ with "
-            f"$x_t$ (here t = {shown})")
+    heading(-8.7, "2  cross-product",
+            "   $C_t \\, Q \\, C_t^T$ with $Q = e_2 e_1^T$ takes out one product of the nine: "
+            f"$y_t$ with $x_t$ (here t = {shown})")
     top = -10.6
     cells(ax, C[shown - 1], 0, top, limit, f"$C_{shown}$", RED, RED)
     cells(ax, layer.Q, 4.6, top - 0.5, limit, "$Q$")
@@ -83,8 +84,9 @@ def how(quick):
     ax.text(28, top - 2, "minus the\ngradient of one\nexample's loss\nat $W = 0$", va="center", fontsize=9,
             color="#444444")
 
-    heading(-16.6, "3  state", "$Z_t = Z_{t-1} + C_t \\, Q \\, C_t^T$: the sum of the products so far, minus the gradient of the "
-            "first t examples' loss")
+    heading(-16.6, "3  state",
+            "$Z_t = Z_{t-1} + C_t \\, Q \\, C_t^T$: the sum of the products so far, "
+            "minus the gradient of the first t examples' loss")
     top = -18.5
     for t in range(1, N + 1):
         left, mark = 6.5 * (t - 1), t == shown
@@ -94,8 +96,9 @@ def how(quick):
             ax.text(left + 5.25, top - 2.3, f"$+ y_{t + 1} x_{t + 1}^T$", ha="center", va="top", fontsize=8,
                     color=RED if t + 1 == shown else "#444444")
 
-    heading(-24.5, "4  read-out", "$o_t = β \\, Z_t \\, C_t \\, q$ with $q = e_3$ and $β = η/N$: the gradient step's W, applied "
-            "to the window's last token")
+    heading(-24.5, "4  read-out",
+            "$o_t = β \\, Z_t \\, C_t \\, q$ with $q = e_3$ and $β = η/N$: "
+            "the gradient step's W, applied to the window's last token")
     top = -26.4
     ax.text(0, top - 2, "$β$", va="center", fontsize=13)
     cells(ax, Z[-1], 1.2, top, big, f"$Z_{N}$")
@@ -139,7 +142,8 @@ def forms(quick):
     T, widths = 64 if quick else 1024, (4, 16) if quick else (4, 16, 64)
     names = ("loop", "scan", "chunk", "tokens", "step")
     numbers = {form: [kept(h, T, form) for h in widths] for form in names}
-    print_table(f"Numbers kept by one head of width h over {T:,} tokens (w = 3, real gate), measured; by step whatever the length",
+    print_table(f"Numbers kept by one head of width h over {T:,} tokens (w = 3, real gate), measured; "
+                "by step whatever the length",
                 ("form", *(f"h = {h}" for h in widths), *(f"a token, h = {h}" for h in widths)),
                 [(form, *(f"{n:,}" for n in row), *(f"{n / T:.1f}" if form != "step" else "" for n in row))
                  for form, row in numbers.items()])
@@ -162,7 +166,8 @@ def forms(quick):
             for left in (0.05, 4.05):
                 square(ax, left, -0.6, 2.2)
                 for t in range(4):
-                    ax.add_patch(plt.Rectangle((left + 0.15, -4.3 - 0.7 * t), 0.9 * (t + 1), 0.7, fc=GREEN, alpha=0.5, ec="white"))
+                    ax.add_patch(plt.Rectangle((left + 0.15, -4.3 - 0.7 * t), 0.9 * (t + 1), 0.7,
+                                               fc=GREEN, alpha=0.5, ec="white"))
         if form == "step":
             square(ax, 5.6, -2.6, 2.2)
     texts = ("one state after the other;\nfor a gradient, all of them", "all T states at once",

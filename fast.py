@@ -259,7 +259,8 @@ class _Tile:
 
     def factors(self):
         """r, and κ⁰ … κ^{w-1}, each with a row of zeros before it."""
-        self.r = mix(self.q, [self.ahead(self.u, j) for j in range(self.w)], self.u.new_empty(self.J, self.n // self.J * self.m))
+        self.r = mix(self.q, [self.ahead(self.u, j) for j in range(self.w)],
+                     self.u.new_empty(self.J, self.n // self.J * self.m))
         self.gammas = self.gamma[:, None].expand(-1, BLOCK, -1)
         self.kappa = []
         for i in reversed(range(self.w)):

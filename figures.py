@@ -49,8 +49,9 @@ def fig2(quick):
     results = {f: runs([dict(task="nd_regression", f=f, seed=s) for s in seeds(quick)], quick) for f in widths}
     ours = results[10]
     print_table("One layer, multivariate regression, N = 10, losses on the same 10,000 fresh tasks (paper, f = 10: trained "
-                "0.206 ± 0.001, GD 0.207 ± 0.001)", ("f", "GRIL", "GD", "closed form", "GRIL ÷ GD", "cosine", "largest |Q - e2 e1ᵀ|",
-                                                    "|q - e3|", "mean |A - 1|", "seconds"),
+                "0.206 ± 0.001, GD 0.207 ± 0.001)",
+                ("f", "GRIL", "GD", "closed form", "GRIL ÷ GD", "cosine",
+                 "largest |Q - e2 e1ᵀ|", "|q - e3|", "mean |A - 1|", "seconds"),
                 [(f, pm([r["loss"] for r in rs]), pm([r["gd_loss"] for r in rs]), f"{rs[0]['optimal_loss']:.4f}",
                   pm([r["loss"] / r["gd_loss"] for r in rs]), pm([r["cosine"] for r in rs], 5),
                   f"{max(r['Q_distance'] for r in rs):.3f}", f"{max(r['q_distance'] for r in rs):.3f}",
@@ -75,7 +76,8 @@ def fig2(quick):
     task, model, _ = train.load(ours[0]["folder"])
     learned = recovered(model, task.N)
     pairs = (("E  Q", learned["Q"][0], torch.outer(torch.eye(3)[1], torch.eye(3)[0]), WINDOW),
-             (f"F  A = {learned['A'].mean():.3f} ± {learned['A'].std():.3f}", learned["A"], None, None), ("G  q", learned["q"], torch.eye(3)[2], WINDOW))
+             (f"F  A = {learned['A'].mean():.3f} ± {learned['A'].std():.3f}", learned["A"], None, None),
+             ("G  q", learned["q"], torch.eye(3)[2], WINDOW))
     for i, (title, trained, constructed, labels) in enumerate(pairs):
         for j, (name, M) in enumerate((("trained", trained), ("constructed", constructed))):
             name, M = (f"{title}, {name}", M) if M is not None else ("F  A = 1, constructed", torch.ones_like(trained))
@@ -111,7 +113,8 @@ def scales(ax, results, what, values, quick, reference=None):
         rows.append((value, spread(ours), spread(theirs), spread(ratios)))
     label = "GD" if reference is None else "GD†"
     for k, color, name, style in ((1, BLUE, "GRIL", "-"), (2, ORANGE, label, "--")):
-        ax.errorbar(values, [row[k][0] for row in rows], [row[k][1] for row in rows], color=color, label=name, capsize=2, ls=style)
+        ax.errorbar(values, [row[k][0] for row in rows], [row[k][1] for row in rows],
+                    color=color, label=name, capsize=2, ls=style)
     ax.set(xlabel=what.replace("_", " ")), ax.legend()
     if rows[-1][1][0] > 5 * rows[0][1][0]:
         ax.set_yscale("log")
@@ -128,14 +131,17 @@ def fig3(quick):
     ratios = {l: [r["loss"] / r["gd_loss"] for r in rs] for l, rs in multi.items()}
     print_table("Multi-step regression: l layers against l steps of GD, its step sizes tuned together",
                 ("layers", "GRIL", "GD", "GRIL ÷ GD", "cosine", "largest head distance", "seconds"),
-                [(l, pm([r["loss"] for r in rs]), pm([r["gd_loss"] for r in rs]), pm(ratios[l]), pm([r["cosine"] for r in rs], 5),
-                  f"{max(r['Q_distance'] for r in rs):.3f}", f"{spread([r['seconds'] for r in rs])[0]:.0f}") for l, rs in multi.items()])
+                [(l, pm([r["loss"] for r in rs]), pm([r["gd_loss"] for r in rs]), pm(ratios[l]),
+                  pm([r["cosine"] for r in rs], 5), f"{max(r['Q_distance'] for r in rs):.3f}",
+                  f"{spread([r['seconds'] for r in rs])[0]:.0f}")
+                 for l, rs in multi.items()])
     bars(a, [f"{l} step{'s' * (l > 1)}" for l in steps], {"GRIL": [[r["loss"] for r in multi[l]] for l in steps],
                                                          "GD, tuned": [[r["gd_loss"] for r in multi[l]] for l in steps]})
     a.axhline(multi[1][0]["zero_loss"], color=GREY, ls=":", label="zero predictor"), a.legend()
     a.set(title="A  several steps of gradient descent", ylabel="loss")
 
-    variants = [(1, "gril", "gd_dagger", "1 layer"), (2, "gril", "gd_dagger", "2 layers"), (1, "gril_rho", "gd_dagger_rho", "1 layer, ρ(Z)")]
+    variants = [(1, "gril", "gd_dagger", "1 layer"), (2, "gril", "gd_dagger", "2 layers"),
+                (1, "gril_rho", "gd_dagger_rho", "1 layer, ρ(Z)")]
     rows, groups = [], {"GRIL": [], "GD†": []}
     for layers, ours, dagger, label in variants:
         pair = [runs([dict(task="nonlinear_regression", layers=layers, model=m, seed=s) for s in seeds(quick)], quick)
@@ -188,7 +194,8 @@ def two_layer_weights(quick):
                 [("GRIL", *(f"{x:.2f}" for x in ours)), ("GD, tuned", *(f"{x:.2f}" for x in gd))])
     print_table("Two layers: heads after dividing by their largest entry", ("layer, head", "learned Q", "distance"),
                 [(f"{i // 2 + 1}, {i % 2 + 1}", " ".join(f"{x:6.3f}" for x in Q.flatten()),
-                  f"{(Q - torch.eye(9)[3 if i % 2 == 0 else 0].reshape(3, 3)).abs().max():.3f}") for i, Q in enumerate(learned["Q"])])
+                  f"{(Q - torch.eye(9)[3 if i % 2 == 0 else 0].reshape(3, 3)).abs().max():.3f}")
+                 for i, Q in enumerate(learned["Q"])])
     finish(figure, "two_layer_weights", quick)
 
 
@@ -244,10 +251,12 @@ def ablations(quick):
         for model in models:
             results = runs([dict(task=task, model=model, seed=s) for s in seeds(quick)], quick)
             to_zero = [r["loss"] / r["zero_loss"] for r in results]
-            rows.append((task, model, pm([r["loss"] for r in results]), pm(to_zero), pm([r["loss"] / r["gd_loss"] for r in results]),
+            rows.append((task, model, pm([r["loss"] for r in results]), pm(to_zero),
+                         pm([r["loss"] / r["gd_loss"] for r in results]),
                          paper.get(model, ("0.426 ± 0.002", "0.414 ± 0.002"))[i]))
             labels.append(f"{model}\n({'scalar' if i == 0 else 'multivariate'})"), ratios.append(to_zero)
-    print_table("Ablations (App. C), losses on the same 10,000 fresh tasks", ("task", "model", "loss", "÷ zero predictor", "÷ GD", "paper"), rows)
+    print_table("Ablations (App. C), losses on the same 10,000 fresh tasks",
+                ("task", "model", "loss", "÷ zero predictor", "÷ GD", "paper"), rows)
     figure, ax = plt.subplots(figsize=(10, 3), layout="constrained")
     bars(ax, labels, {"loss ÷ zero predictor": ratios})
     ax.axhline(1, color=GREY, ls=":"), ax.tick_params(axis="x", labelsize=7)
@@ -269,8 +278,8 @@ def second_order(quick):
                       "Newton, Hessian + 0.026 I": as_learner(ridge(0.026)), "zero predictor": as_learner(zero)}
         for name, score in evaluate(task, predictors, 200 if quick else 10_000, seed=20_000 + result["seed"]).items():
             columns.setdefault(name, []).append(score)
-    paper = {"trained GRIL": "0.206 ± 0.001", "gradient descent, one step": "0.207 ± 0.001", "GRIL, constructed": "0.206 ± 0.002",
-             "Newton, exact": "0.114 ± 0.001"}
+    paper = {"trained GRIL": "0.206 ± 0.001", "gradient descent, one step": "0.207 ± 0.001",
+             "GRIL, constructed": "0.206 ± 0.002", "Newton, exact": "0.114 ± 0.001"}
     print_table("Second-order methods (App. C.3)", ("method", "loss", "cosine with trained GRIL", "paper"),
                 [(name, pm([s["loss"] for s in scores]), pm([s["cosine"] for s in scores]), paper.get(name, ""))
                  for name, scores in columns.items()])
@@ -278,7 +287,8 @@ def second_order(quick):
           "\nrounding, in float64); the paper's 0.114 fits a damped one: a step length of 0.48 or a ridge of 0.026.")
     figure, ax = plt.subplots(figsize=(8, 3), layout="constrained")
     names = list(columns)
-    ax.barh(names, [spread([s["loss"] for s in columns[n]])[0] for n in names], color=[BLUE, ORANGE, BLUE, GREEN, GREEN, GREEN, GREY])
+    ax.barh(names, [spread([s["loss"] for s in columns[n]])[0] for n in names],
+            color=[BLUE, ORANGE, BLUE, GREEN, GREEN, GREEN, GREY])
     ax.axvline(0.114, color=RED, ls="--", label="the paper's Newton-Raphson"), ax.legend(), ax.invert_yaxis()
     ax.set(xlabel="loss", title="The trained layer is a first-order learner")
     finish(figure, "second_order", quick)
@@ -312,7 +322,8 @@ def state(quick):
             with torch.no_grad():
                 o = learner(batch.x[:, :n], batch.y[:, :n], batch.x[:, n])
             lines.setdefault(name, []).append((n, 0.5 * (o - batch.y[:, n]).square().mean().item()))
-    print_table("Loss after n examples", ("learner", *every), [(name, *(f"{dict(line)[n]:.4f}" for n in every)) for name, line in lines.items()])
+    print_table("Loss after n examples", ("learner", *every),
+                [(name, *(f"{dict(line)[n]:.4f}" for n in every)) for name, line in lines.items()])
 
     figure = plt.figure(figsize=(12, 5), layout="constrained")
     grid = figure.add_gridspec(2, len(shown) + 4)
@@ -336,7 +347,8 @@ FIGURES = {
     "how": how, "forms": forms, "prompt": prompt,
     "fig2": fig2, "fig3": fig3, "fig4": lambda quick: classification("fig4", "softmax_classification", 10, quick),
     "two_layer_weights": two_layer_weights,
-    "binary_10": lambda quick: classification("binary_10", "binary_classification", 10, quick, (5, 10) if quick else (5, 10, 20)),
+    "binary_10": lambda quick: classification("binary_10", "binary_classification", 10, quick,
+                                              (5, 10) if quick else (5, 10, 20)),
     "softmax_10": lambda quick: classification("softmax_10", "softmax_classification", 10, quick),
     "binary_100": lambda quick: classification("binary_100", "binary_classification", 100, quick),
     "softmax_100": lambda quick: classification("softmax_100", "softmax_classification", 100, quick),

@@ -125,7 +125,8 @@ class Classifier(nn.Module):
 
 
 def gril_layer(w):
-    return lambda H, r: Block(GrilMixer(H, r["P"], r["J"], w, r["r_min"], r["r_max"], r["max_phase"], r["gate"]), H, r["dropout"])
+    return lambda H, r: Block(GrilMixer(H, r["P"], r["J"], w, r["r_min"], r["r_max"], r["max_phase"], r["gate"]),
+                              H, r["dropout"])
 
 
 def baseline(name, **options):

@@ -347,7 +347,8 @@ def collect(rows, sources):
             tokens += document
             offsets.append(len(tokens))
     if empty := [split for split, (tokens, _, _) in parts.items() if not tokens]:
-        raise ValueError(f"{sources[0].parent}: no rows for {' and '.join(empty)} in {', '.join(path.name for path in sources)}")
+        raise ValueError(f"{sources[0].parent}: no rows for {' and '.join(empty)} in "
+                         f"{', '.join(path.name for path in sources)}")
     return {split: Split(np.frombuffer(tokens, np.uint8), np.array(offsets), np.frombuffer(labels, np.uint8))
             for split, (tokens, offsets, labels) in parts.items()}
 

@@ -213,7 +213,8 @@ class Task:
                   f"{r['sensitivity_l2']:.4f}, of predictions {r['prediction_l2']:.4f}"]
         distances = [f"{name} {r[name + '_distance']:.4f}" for name in ("PsiTheta", "Q", "q") if name + "_distance" in r]
         if distances:
-            gain, eta = (", ".join(f"{g:.3f}" for g in sorted(torch.tensor(r[key]).flatten().tolist())) for key in ("gain", "eta"))
+            gain, eta = (", ".join(f"{g:.3f}" for g in sorted(torch.tensor(r[key]).flatten().tolist()))
+                         for key in ("gain", "eta"))
             lines += [f"largest distance from the construction, scale removed: {', '.join(distances)}; mean of |A - 1| "
                       f"{r['A_distance']:.4f}", f"step size in the weights: {gain}; of {self.reference}: {eta}"]
         return "\n".join(lines)

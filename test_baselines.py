@@ -520,7 +520,8 @@ def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model)
 
 @pytest.mark.parametrize("model", ("s5", "griffin_lp"))
 def test_a_run_draws_its_picture(tmp_path, capsys, model):
-    train.main(["--task", "nd_regression", "--model", model, *(word for word in TINY if word != "--quiet"), str(tmp_path / "run")])
+    train.main(["--task", "nd_regression", "--model", model,
+                *(word for word in TINY if word != "--quiet"), str(tmp_path / "run")])
     assert (tmp_path / "run/figure.png").stat().st_size > 10_000
     assert f"trained {model}" in capsys.readouterr().out
 
@@ -577,18 +578,20 @@ def test_the_rate_of_the_comparison_is_picked_by_validation_loss(tmp_path, monke
                 for options in settings]                                                    # the test loss says otherwise
     monkeypatch.setattr(comparisons, "runs", runs)
     monkeypatch.setattr(comparisons, "curves", lambda results, column: (None, [1.0, ends[results[0]["lr"]]], None))
-    results = comparisons.compare("fig3c", {"a": dict(task="nd_regression", model="s5"), "b": dict(task="nd_regression", model="gril")}, False)
+    results = comparisons.compare("fig3c", {"a": dict(task="nd_regression", model="s5"),
+                                            "b": dict(task="nd_regression", model="gril")}, False)
     assert [(o["model"], o["lr"], o["seed"]) for o in asked[0]] == [(m, lr, 0) for m in ("s5", "gril") for lr in ends]
-    assert [(r["model"], r["lr"], r["seed"]) for rs in results.values() for r in rs] == [(m, 3e-3, s) for m in ("s5", "gril") for s in range(5)]
+    assert [(r["model"], r["lr"], r["seed"]) for rs in results.values() for r in rs] == [
+        (m, 3e-3, s) for m in ("s5", "gril") for s in range(5)]
     assert {(o["steps"], o["batch"]) for o in (*asked[0], *asked[1])} == {(comparisons.STEPS["fig3c"], comparisons.BATCH)}
     assert results["a"][0]["recurrent_lr"] == 3e-3 and results["b"][0]["recurrent_lr"] == pytest.approx(3e-4)
 
 
 def test_what_each_run_carries(tmp_path):
     """State sizes of the comparison: GRIL's Z and two tokens; a cache of the whole prompt for the transformer."""
-    sizes = {("nd_regression", "gril"): 9 + 2 * 3, ("scalar_regression", "gril"): 3, ("multistep_regression", "gril"): 4 * 9 + 2 * 3,
-             ("nd_regression", "s5"): 16, ("nd_regression", "transformer"): 2 * 2 * 9 * 16,
-             ("nd_regression", "linear_attention_pairs"): 16 * 16}
+    sizes = {("nd_regression", "gril"): 9 + 2 * 3, ("scalar_regression", "gril"): 3,
+             ("multistep_regression", "gril"): 4 * 9 + 2 * 3, ("nd_regression", "s5"): 16,
+             ("nd_regression", "transformer"): 2 * 2 * 9 * 16, ("nd_regression", "linear_attention_pairs"): 16 * 16}
     for (task, model), size in sizes.items():
         words = [word for word in TINY if model != "gril" or word not in ("--width", "16")]
         train.main(["--task", task, "--model", model, *words, str(tmp_path / "run")])

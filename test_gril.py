@@ -145,7 +145,8 @@ def test_softmax_needs_no_residual_but_binary_does():
     x, label = seeded(4, 6, 3), torch.randint(3, (4, 5), generator=torch.Generator().manual_seed(1))
     y = F.one_hot(label, 3).to(f64)
     model = construct_softmax(ClassifierGRIL(3, 3, identity=True).to(f64), 1.0, 5)
-    agree(1e-12, probabilities=(model(interleave(*beside(x, y))).softmax(-1), model(interleave(*beside(x, y - 1 / 3))).softmax(-1)))
+    agree(1e-12, probabilities=(model(interleave(*beside(x, y))).softmax(-1),
+                                model(interleave(*beside(x, y - 1 / 3))).softmax(-1)))
     binary = construct_binary(ClassifierGRIL(3, 1, identity=True).to(f64), 1.0, 5)
     y = (label > 0)[..., None].to(f64)
     assert (binary(interleave(*beside(x, y))).sigmoid() - binary(interleave(*beside(x, y - 0.5))).sigmoid()).abs().max() > 0.01
@@ -330,8 +331,8 @@ def tokens_form(v, k, u, Q, q, gamma, Z, past):
     return o, Z, past
 
 
-@pytest.mark.parametrize("T, w, d, m", ((1, 3, 4, 5), (2, 2, 4, 5), (9, 3, 8, 8), (63, 3, 4, 5), (63, 1, 4, 5), (100, 3, 20, 24),
-                                        (500, 3, 3, 2)))
+@pytest.mark.parametrize("T, w, d, m", ((1, 3, 4, 5), (2, 2, 4, 5), (9, 3, 8, 8), (63, 3, 4, 5), (63, 1, 4, 5),
+                                        (100, 3, 20, 24), (500, 3, 3, 2)))
 @pytest.mark.parametrize("gate_name", GATES[1:])
 def test_tokens_equal_the_loop(monkeypatch, T, w, d, m, gate_name):
     """Outputs, the next state, and the gradient of every input; in several tiles."""
@@ -344,10 +345,12 @@ def test_tokens_equal_the_loop(monkeypatch, T, w, d, m, gate_name):
 def test_tokens_in_float32(gate_name):
     """Gates of 0 and 1e-8 too, whose inverse powers must not overflow into anything."""
     inputs = token_problem(100, gate_name)
-    low = {name: x.detach().to(torch.complex64 if x.is_complex() else torch.float32).requires_grad_() for name, x in inputs.items()}
+    low = {name: x.detach().to(torch.complex64 if x.is_complex() else torch.float32).requires_grad_()
+           for name, x in inputs.items()}
     exact = {name: x.detach().to(inputs[name].dtype).requires_grad_() for name, x in low.items()}
     got, expected = token_results(tokens_form, low), token_results(tokens_by_the_loop, exact)
-    agree(TOLERANCE[torch.float32], **{n: (got[n].detach().to(torch.complex128), expected[n].detach().to(torch.complex128)) for n in expected})
+    agree(TOLERANCE[torch.float32], **{n: (got[n].detach().to(torch.complex128), expected[n].detach().to(torch.complex128))
+                                       for n in expected})
 
 
 def test_tokens_keep_nothing_but_their_inputs():

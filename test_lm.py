@@ -398,7 +398,8 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path, vocabulary):
     ids = np.array(task.tokens("train"))
     ids[7] = 256
     write_tokens(tmp_path / "text_file", "bytes", "train", ids)
-    with pytest.raises(ValueError, match="bytes.train.bin: token 7 is 256, beyond the 256 of bytes; make it with: python lm.py"):
+    with pytest.raises(ValueError, match="bytes.train.bin: token 7 is 256, beyond the 256 of bytes; "
+                                         "make it with: python lm.py"):
         task.tokens("train")
     prepare(None, tmp_path, vocabulary, tmp_path / "my.txt", quiet=True)
     task = LM["text_file"](RECIPES["tiny"], tmp_path)
@@ -505,8 +506,9 @@ def test_downloads(tmp_path, monkeypatch):
     (tmp_path / "served.zip").write_bytes(archive.getvalue())
     url, checksum = (tmp_path / "served.zip").as_uri(), hashlib.sha256(archive.getvalue()).hexdigest()
     data = tmp_path / "data"
-    for address, expected, message in ((url, "0" * 64, "its sha256 is"),
-                                       ("http://localhost:9/none.zip", checksum, r"could not download .*\n  curl -L -o .*none.zip")):
+    for address, expected, message in (
+            (url, "0" * 64, "its sha256 is"),
+            ("http://localhost:9/none.zip", checksum, r"could not download .*\n  curl -L -o .*none.zip")):
         monkeypatch.setitem(tokens.WIKITEXT, "wikitext2", ("wikitext-2", address, expected))
         with pytest.raises(ValueError, match=message):
             prepare("wikitext2", data, bytes_only=True, quiet=True)

@@ -300,7 +300,8 @@ def test_reviews_are_the_same_from_folder_and_archives(tmp_path):
         assert all(documents(other[split]) == documents(data[split]) for split in data), where
 
 
-@pytest.mark.parametrize("harm", (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("nowhere")))
+@pytest.mark.parametrize("harm", (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"),
+                                  lambda path: path.symlink_to("nowhere")))
 def test_a_review_that_never_ends_is_refused(tmp_path, harm):
     for name, content in reviews(3).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -475,7 +476,8 @@ def packed(*members):
     with tarfile.open(fileobj=data, mode="w:gz", format=tarfile.GNU_FORMAT) as file:
         for name, kind, size, content in members:
             info = tarfile.TarInfo(name)
-            info.type, info.size, info.linkname = kind, size, "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            link = kind in (tarfile.SYMTYPE, tarfile.LNKTYPE)
+            info.type, info.size, info.linkname = kind, size, "/etc/passwd" if link else ""
             file.fileobj.write(info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512))
     return data.getvalue()
 
@@ -487,7 +489,8 @@ STRANGE = {"a symbolic link": tarfile.SYMTYPE, "a hard link": tarfile.LNKTYPE, "
 @pytest.mark.parametrize("kind", ("an absolute path", "a path out of it", *STRANGE))
 def test_an_archive_writes_files_and_only_where_they_belong(tmp_path, kind):
     """Of hostile members: a file lands inside or the archive is refused, nothing else is made; reading alone makes nothing."""
-    name = {"an absolute path": f"{tmp_path}/tsv_data/evil", "a path out of it": "x/tsv_data/../../../evil"}.get(kind, "x/tsv_data/evil")
+    name = {"an absolute path": f"{tmp_path}/tsv_data/evil",
+            "a path out of it": "x/tsv_data/../../../evil"}.get(kind, "x/tsv_data/evil")
     good = ("x/tsv_data/good", tarfile.REGTYPE, 4, b"good")
     strange = (name, STRANGE.get(kind, tarfile.REGTYPE), 0 if kind in STRANGE else 4, b"" if kind in STRANGE else b"evil")
     path, data = tmp_path / "data/release.gz", tmp_path / "data"
@@ -521,7 +524,8 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE))
 def test_a_name_of_megabytes_is_refused_before_it_takes_the_memory(tmp_path, kind):
-    (tmp_path / "release.gz").write_bytes(packed(("tsv_data/a", kind, 2 << 20, b"a" * (2 << 20)), ("tsv_data/b", tarfile.REGTYPE, 0, b"")))
+    (tmp_path / "release.gz").write_bytes(packed(("tsv_data/a", kind, 2 << 20, b"a" * (2 << 20)),
+                                                 ("tsv_data/b", tarfile.REGTYPE, 0, b"")))
     with pytest.raises(ValueError, match="release.gz: no whole archive .*a header of 2,097,152 bytes"):
         lra_data.unpack(tmp_path / "release.gz", tmp_path, "tsv_data")
 
@@ -641,7 +645,8 @@ def test_missing_data_says_where_it_looked_and_what_to_do(tmp_path, name, monkey
 
 
 def mutated(data, rng):
-    """A few bytes changed, often near the start, where formats say what they are; a stretch cut out, doubled, cut off or added."""
+    """A few bytes changed, often near the start, where formats say what they are; a stretch cut out, doubled, cut off
+    or added."""
     data = bytearray(data)
     kind, length = rng.randrange(5), rng.randint(1, 40)
     places = [rng.randrange(min(len(data), rng.choice((64, len(data))))) for _ in range(rng.randint(1, 4))]
@@ -650,7 +655,8 @@ def mutated(data, rng):
             data[at] = rng.choice([0, 9, 10, 32, 48, 255, rng.randrange(256), data[at] ^ 1 << rng.randrange(8)])
         return bytes(data)
     at = places[0]
-    return bytes((data[:at], data[:at] + data[at + length:], data[:at + length] + data[at:], data + rng.randbytes(length))[kind - 1])
+    return bytes((data[:at], data[:at] + data[at + length:], data[:at + length] + data[at:],
+                  data + rng.randbytes(length))[kind - 1])
 
 
 def chunks_resummed(data):
@@ -725,7 +731,8 @@ def fuzz(folder, rounds, read, monkeypatch):
             except ValueError as error:
                 refused += 1
                 lists = path.suffix in (".npy", ".json")        # what they name may be missed or misread in their place
-                named = any(culprit.name in str(error) for culprit in (files if lists else harm)) or lists and ".png" in str(error)
+                named = (any(culprit.name in str(error) for culprit in (files if lists else harm))
+                         or lists and ".png" in str(error))
                 assert named and str(folder) in str(error) and "MemoryError" not in str(error), f"{path}: {error!r}"
         for touched in harm:
             touched.write_bytes(files[touched])
@@ -962,7 +969,8 @@ def overfit(made, steps, rows=64):
     texts, k = documents(data), made.documents
     chosen = [("train", data.labels[row], *texts[row * k:row * k + k])
               for row in np.linspace(0, len(data.labels) - 1, rows).astype(int)]
-    made._data = lra_data.collect((row for split in lra_data.SPLITS for row in ((split, *x[1:]) for x in chosen)), [Path("here")])
+    made._data = lra_data.collect((row for split in lra_data.SPLITS for row in ((split, *x[1:]) for x in chosen)),
+                                  [Path("here")])
     torch.manual_seed(0)
     model, stream = made.model(), made.stream(0, 32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0)

@@ -110,8 +110,8 @@ def test_paper_to_code():
 
 @pytest.mark.parametrize("old, new, said", (
     ("`gril_loop`", "`gril_lop`", "no gril_lop"), ("`gril.py`", "`grill.py`", "no file grill.py"),
-    ("`test_windows`", "`test_w`", "no test test_w"),
-    ("figures.py fig2", "figures.py fig22", "no figure fig22"), ("python figures.py", "python figure.py", "no script figure.py"),
+    ("`test_windows`", "`test_w`", "no test test_w"), ("figures.py fig2", "figures.py fig22", "no figure fig22"),
+    ("python figures.py", "python figure.py", "no script figure.py"),
     ("--task text ", "--task texts ", "unknown task 'texts'"), ("--size paper", "--size papers", "unknown recipe 'papers'"),
     ("--model gd_dagger", "--model gd", "unknown model"), ("Eq. 9 ", "Eq. 90 ", "Eq. 9 is missing")))
 def test_a_name_that_is_gone_is_noticed(tmp_path, old, new, said):

@@ -96,7 +96,8 @@ def test_gradient_descent_is_autograds(etas, loss, task):
 
 def test_one_step_on_the_sine_model_is_autograds():
     x, y = seeded(1, 7, 3), seeded(1, 7, 3, seed=1).sin()
-    W = descend(lambda W: 0.5 * ((x[0, :-1] @ W.mT).sin() - y[0, :-1]).square().sum(-1).mean(), torch.zeros(3, 3, dtype=f64), 0.7)
+    W = descend(lambda W: 0.5 * ((x[0, :-1] @ W.mT).sin() - y[0, :-1]).square().sum(-1).mean(),
+                torch.zeros(3, 3, dtype=f64), 0.7)
     got = gradient_descent([0.7], link=torch.sin)(x[:, :-1], y[:, :-1], x[:, -1])
     agree(1e-12, prediction=(got[0], (W @ x[0, -1]).sin()))
 
@@ -120,18 +121,21 @@ def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
     S, D = torch.zeros(2, 3, dtype=f64), torch.zeros(2, 3, dtype=f64)
     for x_t, y_t in zip(x[0], y[0]):
         before = S
-        S = torch.linalg.solve(torch.eye(3, dtype=f64) + beta * torch.outer(x_t, x_t), (S + beta * torch.outer(y_t, x_t)), left=False)
+        S = torch.linalg.solve(torch.eye(3, dtype=f64) + beta * torch.outer(x_t, x_t),
+                               (S + beta * torch.outer(y_t, x_t)), left=False)
         S_ = S.clone().requires_grad_()
         objective = (S_ - before).square().sum() + beta * (S_ @ x_t - y_t).square().sum()           # App. G
         assert torch.autograd.grad(objective, S_)[0].abs().max() < 1e-12
         D = descend(lambda D: 0.5 * (D @ x_t - y_t).square().sum(), D, beta)
-    agree(1e-12, longhorn=(longhorn(beta)(x, y, x_query)[0], S @ x_query[0]), delta=(delta_rule(beta)(x, y, x_query)[0], D @ x_query[0]))
+    agree(1e-12, longhorn=(longhorn(beta)(x, y, x_query)[0], S @ x_query[0]),
+          delta=(delta_rule(beta)(x, y, x_query)[0], D @ x_query[0]))
 
 
 def monte_carlo(f, N, tasks):
     task = Task(f=f, N=N)
     eta, loss = task.optimal()
-    score = evaluate(task, {"gd": as_learner(gradient_descent([eta])), "zero": as_learner(zero)}, tasks, seed=1, sensitivities=2)
+    score = evaluate(task, {"gd": as_learner(gradient_descent([eta])), "zero": as_learner(zero)}, tasks,
+                     seed=1, sensitivities=2)
     return score["gd"]["loss"] / loss, score["zero"]["loss"] / (f / 24)
 
 
@@ -245,7 +249,8 @@ def short(tmp_path, task, steps, *more):
 
 @pytest.mark.parametrize("task, steps, bound, more", (
     ("nd_regression", 500, 1.01, ()), ("scalar_regression", 800, 1.03, ()), ("multistep_regression", 600, 1.05, ()),
-    ("nonlinear_regression", 500, 1.00, ()), ("binary_classification", 1200, 1.05, ()), ("softmax_classification", 1200, 1.05, ())))
+    ("nonlinear_regression", 500, 1.00, ()), ("binary_classification", 1200, 1.05, ()),
+    ("softmax_classification", 1200, 1.05, ())))
 def test_a_short_run_reaches_gradient_descent(tmp_path, task, steps, bound, more):
     result = short(tmp_path, task, steps, *more)
     assert result["loss"] < bound * result["gd_loss"], f"{result['loss']:.4f} against {result['gd_loss']:.4f}"
@@ -270,8 +275,8 @@ def test_every_seed_becomes_gradient_descent(tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task, f, N", [("nd_regression", f, 10) for f in (5, 20, 35, 50)] + [("nd_regression", 10, N) for N in (5, 20, 100)] + [
-    ("scalar_regression", 10, 10)])
+@pytest.mark.parametrize("task, f, N", [("nd_regression", f, 10) for f in (5, 20, 35, 50)]
+                         + [("nd_regression", 10, N) for N in (5, 20, 100)] + [("scalar_regression", 10, 10)])
 def test_other_sizes_become_gradient_descent(tmp_path, task, f, N):
     result = train.main(["--task", task, "--f", str(f), "--n", str(N), "--quiet", "--out", str(tmp_path / "run")])
     assert result["loss"] < 1.02 * result["gd_loss"] and result["cosine"] >= 0.999

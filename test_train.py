@@ -116,7 +116,8 @@ class ToyStream:
 
 train.TASKS["toy"] = Toy
 TOY = ("--task", "toy", "--quiet")
-SHORT = ("--task", "nd_regression", "--quiet", "--steps", "60", "--f", "3", "--batch", "16", "--tasks", "200", "--checkpoint-every", "20")
+SHORT = ("--task", "nd_regression", "--quiet", "--steps", "60", "--f", "3", "--batch", "16", "--tasks", "200",
+         "--checkpoint-every", "20")
 
 
 @pytest.fixture(scope="session")
@@ -209,7 +210,8 @@ def contents(folder):
     tensors = {"last": last["model"], "best": last["best"]["weights"] or {}, "moments": {
         f"{i}.{k}": v for i, state in last["optimizer"]["state"].items() for k, v in state.items()}}
     tensors["kept"] = train.read(folder / ("best.pt" if last["best"]["weights"] else "weights.pt"))
-    return result, (folder / "metrics.csv").read_text(), {(kind, name): value for kind, table in tensors.items() for name, value in table.items()}
+    return (result, (folder / "metrics.csv").read_text(),
+            {(kind, name): value for kind, table in tensors.items() for name, value in table.items()})
 
 
 def assert_same(ours, theirs):
@@ -272,7 +274,8 @@ def test_killed_at_random_moments(whole, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_killed_at_twenty_random_moments(whole, tmp_path, name):
-    words = [*whole[name][0], "--steps", "2000" if name == "prompt" else "600", "--checkpoint-every", "7", "--evaluate-every", "5"]
+    words = [*whole[name][0], "--steps", "2000" if name == "prompt" else "600",
+             "--checkpoint-every", "7", "--evaluate-every", "5"]
     begin = time.monotonic()
     assert run(tmp_path / "whole", *words)[0] == 0
     met, checkpoints = kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, 0.1 * (time.monotonic() - begin))
@@ -397,13 +400,15 @@ def test_no_whole_checkpoint_is_said(whole, stopped, tmp_path, monkeypatch):
     shutil.copytree(stopped, "run")
     for name in ("last.pt", "previous.pt"):
         Path("run", name).write_bytes(hostile(b""))
-    with pytest.raises(SystemExit, match="last.pt is refused.*previous.pt is refused.*no whole checkpoint.*--force starts again"):
+    with pytest.raises(SystemExit, match="last.pt is refused.*previous.pt is refused.*"
+                                         "no whole checkpoint.*--force starts again"):
         train.main([*whole["toy"][0], "--out", "run", "--resume"])
     assert not Path("touched").exists()
 
 
-@pytest.mark.parametrize("more, differs", ((("--H", "32"), "H: 16 there, 32 here"), (("--steps", "50"), "steps: 40 there, 50 here"),
-                                           (("--seed", "1"), "seed: 0 there, 1 here"), (SHORT, "task: toy there, nd_regression here")))
+@pytest.mark.parametrize("more, differs", (
+    (("--H", "32"), "H: 16 there, 32 here"), (("--steps", "50"), "steps: 40 there, 50 here"),
+    (("--seed", "1"), "seed: 0 there, 1 here"), (SHORT, "task: toy there, nd_regression here")))
 def test_a_checkpoint_of_another_run_is_refused_with_what_differs(whole, stopped, more, differs):
     before = (stopped / "last.pt").read_bytes()
     with pytest.raises(SystemExit) as stop:
@@ -428,8 +433,9 @@ def together(folder, words, world=2, faults={}):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     logs = [folder.with_suffix(f".{rank}.log") for rank in range(world)]
-    processes = [start([*words, "--out", folder], log, faults.get(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
-                       LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank, log in enumerate(logs)]
+    processes = [start([*words, "--out", folder], log, faults.get(rank), RANK=str(rank), LOCAL_RANK=str(rank),
+                       WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+                 for rank, log in enumerate(logs)]
     for rank in faults:
         finish(processes[rank])
     return [(finish(process, 60 if faults else 300), log.read_text()) for process, log in zip(processes, logs)]
@@ -505,7 +511,8 @@ test_train.child({words!r}, {str(tmp_path)!r} + "/log" + os.environ["RANK"], {{}
     lost = subprocess.run([*command, tmp_path / "faulty.py"], capture_output=True, text=True, timeout=300)
     assert lost.returncode == 1 and "Signal 9 (SIGKILL)" in lost.stderr and not (tmp_path / "run/result.json").exists()
     assert "train.py: process 0 of 2: " in (tmp_path / "log0").read_text()
-    assert subprocess.run([*command, HERE / "test_train.py", *words, "--resume"], capture_output=True, timeout=300).returncode == 0
+    resumed = subprocess.run([*command, HERE / "test_train.py", *words, "--resume"], capture_output=True, timeout=300)
+    assert resumed.returncode == 0
     assert_same(tmp_path / "run", pair[0])
 
 
@@ -530,12 +537,14 @@ def scripted(monkeypatch, validation, test=None):
     return seen
 
 
-@pytest.mark.parametrize("higher, validation, chosen", ((True, [0.5, 0.7, 0.6, 0.7, 0.9], 2), (False, [0.5, 0.7, 0.4, 0.6, 0.5, 0.1], 3)))
+@pytest.mark.parametrize("higher, validation, chosen", ((True, [0.5, 0.7, 0.6, 0.7, 0.9], 2),
+                                                        (False, [0.5, 0.7, 0.4, 0.6, 0.5, 0.1], 3)))
 def test_early_stopping_and_the_best_weights(data, tmp_path, monkeypatch, higher, validation, chosen):
     monkeypatch.setitem(Toy.recipes, "tiny", dict(Toy.recipes["tiny"], higher=higher, patience=2))
     seen = scripted(monkeypatch, validation)
     result = train.main([*TOY, "--data", data, "--out", str(tmp_path / "run")])
-    assert len(seen) == chosen + 2 and result["best_step"] == 5 * chosen and result["validation_accuracy"] == validation[chosen - 1]
+    assert (len(seen) == chosen + 2 and result["best_step"] == 5 * chosen
+            and result["validation_accuracy"] == validation[chosen - 1])
     best = train.read(tmp_path / "run/best.pt")
     assert all(torch.equal(best[name], value) for name, value in seen[chosen - 1].items())
     last = train.read(tmp_path / "run/last.pt")
@@ -559,11 +568,12 @@ def test_the_toy_is_learned(data, tmp_path):
 
 def test_two_rates_warm_up_and_cosine(data, tmp_path, monkeypatch):
     rates, plain = [], torch.optim.AdamW.step
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: (rates.append({g["name"]: (g["lr"], g["weight_decay"], g["names"])
-                                                                              for g in self.param_groups}), plain(self))[1])
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: (
+        rates.append({g["name"]: (g["lr"], g["weight_decay"], g["names"]) for g in self.param_groups}), plain(self))[1])
     train.main([*TOY, "--data", data, "--out", str(tmp_path / "run")])
     recurrent, other = ([rate[name][0] for rate in rates] for name in ("recurrent", "other"))
-    assert other[:5] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01 * 0.5 * (1 + np.cos(np.pi * 4 / 40))]) and other[-1] < 1e-4
+    assert (other[:5] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01 * 0.5 * (1 + np.cos(np.pi * 4 / 40))])
+            and other[-1] < 1e-4)
     assert recurrent == pytest.approx([0.3 * rate for rate in other])
     assert rates[0]["recurrent"][1] == 0 and rates[0]["other"][1] == 0.01
     assert {name.split(".")[-1] for name in rates[0]["recurrent"][2]} == {"nu", "theta", "Q", "q", "beta"}
@@ -571,8 +581,10 @@ def test_two_rates_warm_up_and_cosine(data, tmp_path, monkeypatch):
 
 def test_bfloat16_autocast_keeps_float32_weights(data, tmp_path):
     with torch.backends.mkldnn.flags(enabled=False):                    # CPUs without bf16 instructions have them there
-        train.main([*TOY, "--data", data, "--dtype", "bfloat16", "--out", str(tmp_path / "low"), "--steps", "5", "--dropout", "0"])
-        train.main([*TOY, "--data", data, "--dtype", "float32", "--out", str(tmp_path / "full"), "--steps", "5", "--dropout", "0"])
+        train.main([*TOY, "--data", data, "--dtype", "bfloat16", "--out", str(tmp_path / "low"),
+                    "--steps", "5", "--dropout", "0"])
+        train.main([*TOY, "--data", data, "--dtype", "float32", "--out", str(tmp_path / "full"),
+                    "--steps", "5", "--dropout", "0"])
     low, full = (torch.tensor(losses(tmp_path / name)) for name in ("low", "full"))
     assert not torch.equal(low, full) and (low - full).abs().max() < 0.05
     assert {value.dtype for value in train.read(tmp_path / "low/last.pt")["model"].values()} == {torch.float32}
@@ -588,8 +600,8 @@ def poisoned(monkeypatch, owner, number, poison):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_good_weights(tmp_path, monkeypatch):
     poisoned(monkeypatch, Task, 7, lambda loss: loss * float("nan"))
-    with pytest.raises(SystemExit, match=r"step 7: the loss is nan.*first not finite in A \(group recurrent\).*batch is number 7 "
-                                         r"of seed 0\..*weights\.pt"):
+    with pytest.raises(SystemExit, match=r"step 7: the loss is nan.*first not finite in A \(group recurrent\).*"
+                                         r"batch is number 7 of seed 0\..*weights\.pt"):
         train.main(["--task", "nd_regression", "--steps", "50", "--quiet", "--out", str(tmp_path / "run")])
     weights = train.read(tmp_path / "run/weights.pt")
     assert all(w.isfinite().all() for w in weights.values()) and not (tmp_path / "run/result.json").exists()
@@ -609,8 +621,9 @@ class Overflow(torch.autograd.Function):
 
 def test_a_gradient_that_is_not_finite_names_the_batch(data, tmp_path, monkeypatch):
     poisoned(monkeypatch, Toy, 14, Overflow.apply)
-    with pytest.raises(SystemExit, match=r"step 14: the loss is 0\.\d+, the gradient norm (nan|inf); its gradient is first not finite "
-                                         r"in 1\.mixer\.\w+ \(group recurrent\).*number 14 of seed 0, ending at \[1, 24\] of the data"):
+    with pytest.raises(SystemExit, match=r"step 14: the loss is 0\.\d+, the gradient norm (nan|inf); "
+                                         r"its gradient is first not finite in 1\.mixer\.\w+ \(group recurrent\).*"
+                                         r"number 14 of seed 0, ending at \[1, 24\] of the data"):
         train.main([*TOY, "--data", data, "--out", str(tmp_path / "run")])
     good, last = train.read(tmp_path / "run/weights.pt"), train.read(tmp_path / "run/last.pt")
     assert last["step"] == 10 and all(value.isfinite().all() for value in good.values())
@@ -630,7 +643,8 @@ def test_the_parameter_that_went_wrong_is_named_and_no_other(data, tmp_path, mon
         model[-1].weight.register_hook(lambda gradient: gradient * value)
         return plain(self, model, batch)
     monkeypatch.setattr(Toy, "loss", loss)
-    with pytest.raises(SystemExit, match=r"step 0: the loss is 0\.\d+, .*first not finite in 2\.weight \(group other\).*number 0 of seed 0"):
+    with pytest.raises(SystemExit, match=r"step 0: the loss is 0\.\d+, .*first not finite in 2\.weight \(group other\).*"
+                                         r"number 0 of seed 0"):
         train.main([*TOY, "--data", data, "--clip", clip, "--out", str(tmp_path / "run")])
     assert all(w.isfinite().all() for w in train.read(tmp_path / "run/weights.pt").values())
     with pytest.raises(SystemExit, match=r"--dtype float64: float32 ends at 3e38" if value == math.inf else r"may help$"):
@@ -648,14 +662,16 @@ def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
     small = 8 * B * T + 4 * B * T * (H + 5 * H)                                 # tokens; inputs of the two products
     assert small <= r["activations"] <= small + 8 * B * 8                       # logits, labels
     assert r["optimiser"] == 16 * r["parameters"]
-    assert r["days"]["one A100"] == pytest.approx([r["flops"] * 1000 / (0.3 * 312e12) / 86400, r["traffic"] * 1000 / 2.04e12 / 86400])
+    assert r["days"]["one A100"] == pytest.approx([r["flops"] * 1000 / (0.3 * 312e12) / 86400,
+                                                   r["traffic"] * 1000 / 2.04e12 / 86400])
     assert r["traffic"] > 3 * small
     said = capsys.readouterr().out
     assert f"parameters   {r['parameters']:,}, the paper's 2,000 ({r['parameters'] / 2000 - 1:+.1%})" in said
     for text in ("24, 288 tokens", "activations 0.", "one A100", "one H100", "four H100", "at 30% of the bf16 peak"):
         assert text in said
     shared = train.main([*words, "--world", "4", "--accumulate", "2"])
-    assert shared["flops"] == r["flops"] and shared["tokens"] == r["tokens"] and abs(8 * shared["activations"] / r["activations"] - 1) < 0.01
+    assert (shared["flops"] == r["flops"] and shared["tokens"] == r["tokens"]
+            and abs(8 * shared["activations"] / r["activations"] - 1) < 0.01)
     assert not Path("runs").exists() or not list(Path("runs").glob("toy*"))
 
 
@@ -687,7 +703,8 @@ def test_the_dry_run_catches_a_tensor_left_on_the_cpu(monkeypatch, forget):
         monkeypatch.setattr(Toy, "model", attribute)
     else:
         monkeypatch.setattr(Toy, "loss", dict(product=product, embedding=embedding)[forget])
-    with pytest.raises(SystemExit, match="Embedding.table is a plain tensor" if forget == "plain attribute" else "mixes tensors of cpu and meta"):
+    message = "Embedding.table is a plain tensor" if forget == "plain attribute" else "mixes tensors of cpu and meta"
+    with pytest.raises(SystemExit, match=message):
         train.main(["--task", "toy", "--dry-run"])
 
 
@@ -714,7 +731,8 @@ def grows(words, tmp_path, monkeypatch, steps):
 @pytest.mark.parametrize("task, steps", (("nd_regression", 1_000), ("listops", 100), ("text_file", 100),
                                          pytest.param("nd_regression", 100_000, marks=pytest.mark.slow)))
 def test_nothing_grows_with_the_steps(data, tmp_path, monkeypatch, task, steps):
-    words = tiny(task, data) if task != "nd_regression" else ["--task", task, *"--f 2 --n 2 --batch 2 --tasks 100 --quiet".split()]
+    words = (tiny(task, data) if task != "nd_regression"
+             else ["--task", task, *"--f 2 --n 2 --batch 2 --tasks 100 --quiet".split()])
     objects, files, megabytes = zip(*grows(words, tmp_path, monkeypatch, steps))
     print("more objects, open files, megabytes:", *(max(seen) - seen[0] for seen in (objects, files, megabytes)))
     assert max(files) == files[0] and max(objects) - objects[0] < 100 and max(megabytes) - megabytes[0] < 10
@@ -742,7 +760,8 @@ def test_one_token_at_a_time_of_data_without_variety(tmp_path, task, more):
     for path in (tmp_path / "listops").iterdir():
         path.write_text("Source\tTarget\r\n" + "( ( ( [MAX 3 ) 7 ) ] )\t7\r\n" * 12, newline="")
     text_file(tmp_path, "a" * 1000)
-    result = train.main([*tiny(task, str(tmp_path), *more), *"--length 1 --batch 1 --P 1 --J 1 --lr 0.1 --steps 100 --evaluate-every 50".split(),
+    result = train.main([*tiny(task, str(tmp_path), *more),
+                         *"--length 1 --batch 1 --P 1 --J 1 --lr 0.1 --steps 100 --evaluate-every 50".split(),
                          "--out", str(tmp_path / "run")])
     assert all(math.isfinite(value) for value in result.values() if isinstance(value, float))
     assert result.get("test_accuracy") == 100 or result["test_loss"] < 0.1
@@ -750,12 +769,15 @@ def test_one_token_at_a_time_of_data_without_variety(tmp_path, task, more):
 
 @pytest.mark.parametrize("scale", ("1e10", "1e-10"))
 def test_scales_beyond_float32_are_said_and_float64_holds_them(tmp_path, scale):
-    words = ["--task", "nd_regression", "--scale", scale, *"--f 3 --n 5 --steps 3 --tasks 100 --quiet".split(), "--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit, match=rf"--scale {scale.replace('1e10', '1e.10')} .*beyond what float32 holds.*--dtype float64"):
+    words = ["--task", "nd_regression", "--scale", scale, *"--f 3 --n 5 --steps 3 --tasks 100 --quiet".split(),
+             "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit, match=rf"--scale {scale.replace('1e10', '1e.10')} .*"
+                                         r"beyond what float32 holds.*--dtype float64"):
         train.main(words)
     assert not (tmp_path / "run").exists()
     result = train.main([*words, "--dtype", "float64"])
-    assert result["constructed_loss"] == pytest.approx(result["gd_loss"], rel=1e-10) and 0 < result["gd_loss"] < result["zero_loss"]
+    assert (result["constructed_loss"] == pytest.approx(result["gd_loss"], rel=1e-10)
+            and 0 < result["gd_loss"] < result["zero_loss"])
     assert math.isfinite(result["loss"]) and result["optimal_loss"] == pytest.approx(0.0375 * float(scale) ** 2, rel=0.2)
 
 
@@ -821,14 +843,16 @@ def test_help_fits_80_columns_and_says_what_everything_is(capsys):
         train.main(["--help"])
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
-    for option in ("--task", "--size", "--resume", "--dry-run", "--recurrent-lr", "--evaluate-every", "--accumulate", "--H", "--J"):
+    for option in ("--task", "--size", "--resume", "--dry-run", "--recurrent-lr", "--evaluate-every", "--accumulate",
+                   "--H", "--J"):
         assert f"  {option} " in said or f", {option} " in said
 
 
 def test_a_file_task_has_table_and_figure(data, tmp_path, capsys):
     train.main(["--task", "toy", "--data", data, "--steps", "10", "--out", str(tmp_path / "run")])
     said = capsys.readouterr().out
-    for text in ("task      toy, recipe tiny: ", "H=16", "device    cpu, float32, 1 thread, 1 process", "recurrent ", "accuracy 0."):
+    for text in ("task      toy, recipe tiny: ", "H=16", "device    cpu, float32, 1 thread, 1 process", "recurrent ",
+                 "accuracy 0."):
         assert text in said
     assert (tmp_path / "run/figure.png").stat().st_size > 10_000
 

@@ -244,7 +244,8 @@ def train(args):
                                                   config=config), keep=folder / "previous.pt")
                 rows.clear()
     if world > 1:
-        time.sleep(0.5)         # gloo's thread drops its last tensors under Python's lock; whoever joins it then holds that lock
+        # gloo's thread drops its last tensors under Python's lock, and whoever joins it meanwhile holds that lock
+        time.sleep(0.5)
         dist.destroy_process_group()                                            # together; the report is rank 0's alone
     if signals or stop:
         say_how_to_go_on(args, folder, step, rank)
