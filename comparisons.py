@@ -192,7 +192,7 @@ def model_comparison(quick):
 # ------------------------------------------------------------------------------------------ real data, a laptop's size
 
 ARENA = {"GRIL": "gril", "linear attention (w = 1)": "linear_attention", "LRU": "lru", "transformer": "transformer"}
-COLORS = dict(zip((*ARENA, "Mamba"), (BLUE, ORANGE, GREEN, RED, GREY)))
+COLORS = dict(zip(ARENA, (BLUE, ORANGE, GREEN, RED)))
 
 
 def lra(quick):
@@ -244,37 +244,47 @@ def gates(quick):
     finish(figure, "gates", quick)
 
 
-LANGUAGE = {**ARENA, "Mamba": "mamba"}
+LANGUAGE = {"GRIL": "gril", "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention", "LRU": "lru",
+            "transformer": "transformer", "Mamba": "mamba"}
 TEXT_RATES = (1e-3, 3e-3, 1e-2)
-TEXTS = {       # recipe -> what the tokens are, how they are scored, steps
-    "bytes": dict(kind="bytes", score="bits", unit="bits a byte", steps=500),
-    "tiny":  dict(kind="GPT-2 tokens", score="perplexity", unit="perplexity", steps=200),
+TEXTS = {       # recipe -> what the tokens are, how they are scored, steps of the sweep and of the run
+    "bytes": dict(kind="bytes", score="bits", unit="bits a byte", sweep=100, steps=500),
+    "tiny":  dict(kind="GPT-2 tokens", score="perplexity", unit="perplexity", sweep=60, steps=240),
 }
 
 
 def wikitext2(quick):
     """A small language model: every mixer with GRIL's number of parameters, the same tokens, the best of the same rates."""
+    rates = TEXT_RATES[1:2] if quick else TEXT_RATES
+    shown = ", ".join(f"{rate:g}" for rate in rates)
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
     for ax, (recipe, text) in zip(axes, list(TEXTS.items())[:1 if quick else 2]):
         score, unit = text["score"], text["unit"]
 
-        def best(model, rates, **more):
-            settings = dict(task="wikitext2", recipe=recipe, model=model, steps=text["steps"], **more, seed=0)
-            results = runs([dict(settings, lr=rate, recurrent_lr=rate / 4) for rate in rates], quick)
-            return min((r for r in results if "diverged" not in r), key=lambda r: r[f"validation_{score}"])
-        results = {label: best(model, TEXT_RATES[1:2] if quick else TEXT_RATES) for label, model in LANGUAGE.items()}
-        for label, r in results.items():
-            ax.plot(*curves([r], score)[:2], "o-", ms=2.5, color=COLORS[label], label=label)
+        def options(model, steps, rate, validations=5, **more):
+            return dict(task="wikitext2", recipe=recipe, model=model, steps=steps, warmup=steps // 8, **more, seed=0,
+                        evaluate_every=steps // validations, lr=rate, recurrent_lr=rate / 4)
+        swept = runs([options(model, text["sweep"], rate, 1, report_tokens=1000)
+                      for model in LANGUAGE.values() for rate in rates], quick)
+        found = [math.inf if "diverged" in r else r[f"validation_{score}"] for r in swept]
+        found = dict(zip(LANGUAGE, zip(*[iter(found)] * len(rates))))
+        best = {label: rates[scores.index(min(scores))] for label, scores in found.items()}
+        print_table(f"WikiText-2, {text['kind']}: the sweep, {text['sweep']} steps each, validation {unit}",
+                    ("model", *rates), [(label, *(f"{x:.4g}" for x in scores)) for label, scores in found.items()])
+
+        jobs = {label: options(model, text["steps"], best[label]) for label, model in LANGUAGE.items()}
+        jobs["GRIL, --stateful"] = options("gril", text["steps"], best["GRIL"], stateful=True)
+        results = dict(zip(jobs, runs(jobs.values(), quick)))
+        for label, color in zip(results, (BLUE, "black", ORANGE, GREEN, RED, GREY, BLUE)):
+            ax.plot(*curves([results[label]], score)[:2], "--" if "stateful" in label else "o-", ms=2.5, color=color, label=label)
         ax.set(title=f"WikiText-2, {text['kind']}", xlabel="optimiser step", ylabel=f"validation {unit}",
                yscale="log" if score == "perplexity" else "linear")
-
         r = results["GRIL"]
-        results["GRIL, --stateful"] = best("gril", [r["lr"]], stateful=True)
-        print_table(f"WikiText-2, {text['kind']}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the rate the "
-                    f"best of {', '.join(f'{rate:g}' for rate in TEXT_RATES)} by validation;\n{unit} of the whole validation file, "
-                    "in blocks as in the paper, and with the state carried from block to block; tokens a second of training on one core",
-                    ("model", "rate", "parameters", f"{unit}, blocks", "state carried on", "last training loss", "tokens a second",
-                     "minutes"),
+        print_table(f"WikiText-2, {text['kind']}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the rate the\n"
+                    f"best of {shown} in a sweep of {text['sweep']} steps; {unit} of the whole validation file, in blocks as in the\n"
+                    "paper, and with the state carried from block to block; tokens a second of training on one core",
+                    ("model", "rate", "parameters", f"{unit}, blocks", "state carried on", "last training loss",
+                     "tokens a second", "minutes"),
                     [(label, f"{r['lr']:g}", f"{r['parameters']:,}", f"{r[f'valid_{score}']:.4g}",
                       f"{r[f'stateful_{score}']:.4g}" if f"stateful_{score}" in r else "(grows)",
                       f"{curves([r], 'train_loss')[1][-1]:.3f}", f"{r['steps'] * r['batch'] * r['length'] / r['seconds']:,.0f}",

@@ -523,7 +523,7 @@ class GrilMixer(nn.Module):
     """
     recurrent = ("nu", "theta", "Q", "q", "beta")               # trained with the lower learning rate, undecayed
 
-    def __init__(self, H, P, J, w=3, r_min=0.0, r_max=0.99, max_phase=2 * math.pi, gate="complex", form="auto"):
+    def __init__(self, H, P, J, w=3, r_min=0.0, r_max=0.99, max_phase=2 * math.pi, gate="complex", form="auto", beta=1.0):
         super().__init__()
         if P % J:
             raise ValueError(f"GrilMixer: state size P = {P} is not divisible by J = {J} blocks")
@@ -542,7 +542,7 @@ class GrilMixer(nn.Module):
         self.glu = nn.Linear(H, 2 * H)
         self.Q = nn.Parameter(torch.randn(J, w, w) / math.sqrt(w))
         self.q = nn.Parameter(torch.randn(J, w) / math.sqrt(w))
-        self.beta = nn.Parameter(torch.ones(J))
+        self.beta = nn.Parameter(torch.full((J,), beta))
         radius = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)   # |λ|²
         self.nu = nn.Parameter((-0.5 * radius.log()).log())
         self.theta = nn.Parameter((max_phase * torch.rand(J, self.h).clamp(min=1e-6)).log()) if gate == "complex" else None

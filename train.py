@@ -77,7 +77,7 @@ HELP = dict(
     r_min="smallest |gate| at the start", r_max="largest |gate| at the start",
     max_phase="largest angle of a complex gate at the start", tokenizer="gpt2 or bytes",
     stateful="carry the state from block to block", evaluate_rows="rows of a validation, 0 for all",
-    validate_tokens="tokens of a validation, 0 for all")
+    validate_tokens="tokens of a validation, 0 for all", report_tokens="tokens of the last report, 0 for all")
 
 
 def arguments(argv=None):
