@@ -208,15 +208,22 @@ def lra(quick):
                   f"{r['best_test_accuracy']:.1f}", f"{r['most_frequent']:.1f}", minutes(r),
                   LRA[name].paper_accuracy if label == "GRIL" else "")
                  for name, rows in results.items() for label, r in rows.items()])
-    figure, axes = plt.subplots(1, len(names), figsize=(2.7 * len(names), 2.9), layout="constrained", squeeze=False)
-    for ax, (name, rows) in zip(axes[0], results.items()):
-        for label, r in rows.items():
+    several = [name for name in names if len(curves([results[name]["GRIL"]], "accuracy")[0]) > 1]
+    figure, axes = plt.subplots(1, len(several) + 1, figsize=(2.7 * len(several) + 4.5, 3), layout="constrained",
+                                width_ratios=[1] * len(several) + [1.7])
+    for ax, name in zip(axes, several):
+        for label, r in results[name].items():
             steps, accuracy, _ = curves([r], "accuracy")
-            ax.plot(steps, accuracy, "o-", ms=2.5, color=COLORS[label], label=label)
-        ax.axhline(r["most_frequent"], color="black", ls=":", lw=1, label="most frequent class")
+            ax.plot(steps, accuracy, "o-", ms=2.5, color=COLORS[label])
+        ax.axhline(r["most_frequent"], color="black", ls=":", lw=1)
         ax.set(title=name, xlabel="optimiser step", xlim=(0, None))
-    axes[0, 0].set_ylabel("validation accuracy, %")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=5)
+    axes[0].set_ylabel("validation accuracy, %")
+    bars(axes[-1], names, {label: [[results[name][label]["test_accuracy"]] for name in names] for label in ARENA})
+    for k, name in enumerate(names):
+        axes[-1].plot([k - 0.42, k + 0.42], [results[name]["GRIL"]["most_frequent"]] * 2, "k:", lw=1,
+                      label="most frequent class" if k == 0 else None)
+    axes[-1].set(title="test, weights chosen by validation", ylabel="test accuracy, %"), axes[-1].get_legend().remove()
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncol=5)
     finish(figure, "lra", quick)
 
 
@@ -246,7 +253,7 @@ def gates(quick):
 
 LANGUAGE = {"GRIL": "gril", "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention", "LRU": "lru",
             "transformer": "transformer", "Mamba": "mamba"}
-TEXT_RATES = (1e-3, 3e-3, 1e-2)
+TEXT_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 TEXTS = {       # recipe -> what the tokens are, how they are scored, steps of the sweep and of the run
     "bytes": dict(kind="bytes", score="bits", unit="bits a byte", sweep=100, steps=500),
     "tiny":  dict(kind="GPT-2 tokens", score="perplexity", unit="perplexity", sweep=60, steps=240),

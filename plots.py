@@ -119,10 +119,10 @@ def band(ax, results, column, color, label):
 
 def bars(ax, labels, groups):
     width = 0.8 / len(groups)
-    for i, ((name, values), color) in enumerate(zip(groups.items(), (BLUE, ORANGE, GREEN))):
+    for i, ((name, values), color) in enumerate(zip(groups.items(), (BLUE, ORANGE, GREEN, RED))):
         means, stds = zip(*map(spread, values))
         places = [k + (i - (len(groups) - 1) / 2) * width for k in range(len(labels))]
-        ax.bar(places, means, width * 0.9, yerr=stds, color=color, label=name, capsize=2)
+        ax.bar(places, means, width * 0.9, yerr=stds if any(stds) else None, color=color, label=name, capsize=2)
     ax.set_xticks(range(len(labels)), labels)
     ax.legend()
 
