@@ -8,7 +8,7 @@
     python lm.py prepare wikitext2                     files in data/, or downloaded, become token files
     python lm.py prepare --text book.txt --bytes       your own text; bytes need no vocabulary
     python train.py --task wikitext2                   --model transformer, --size bytes, --stateful, …
-    python lm.py generate runs/wikitext2-gril --prompt "The lobster"
+    python lm.py generate runs/wikitext2-gril-tiny-seed0 --prompt "The lobster"
 
 V is the vocabulary, L the length of a block; H, P, J, w as in gril.py. A model has three ways of being called:
 run(tokens (B, T), state) -> logits, state; step(tokens (B,), state); and forward(tokens, targets, state) -> loss, state.
@@ -420,7 +420,7 @@ def arguments(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""examples:
   python lm.py prepare wikitext2
   python lm.py prepare --text book.txt --bytes
-  python lm.py generate runs/wikitext2-gril --prompt "The lobster" --tokens 200
+  python lm.py generate runs/wikitext2-gril-tiny-seed0 --prompt "The lobster"
 
 python lm.py prepare --help and python lm.py generate --help list the options.""")
     commands = parser.add_subparsers(dest="command", required=True, metavar="prepare | generate")

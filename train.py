@@ -83,8 +83,15 @@ HELP = dict(
 def arguments(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0], usage="python train.py --task TASK [options]",
-        epilog="Numbers not given are the recipe's; a run prints them.",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=80))
+        epilog="""examples:
+  python train.py --task nd_regression                    seconds
+  python train.py --task nd_regression --model s5 --seed 1
+  python train.py --task image                            a laptop, minutes
+  python train.py --task image --size paper --dry-run --world 4
+  torchrun --nproc_per_node 4 train.py --task image --size paper
+
+Numbers not given are the recipe's; a run prints them.""",
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=80))
     add = parser.add_argument
     add("--task", required=True, help=", ".join(TASKS))
     add("--model", default="gril", help="gril, a variant of the task, or another sequence model (an unknown one lists them)")
