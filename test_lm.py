@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import lm
 import tokens
@@ -652,6 +653,22 @@ def test_every_parameter_learns(model):
     assert not silent, silent
 
 
+@pytest.mark.parametrize("model", MIXERS)
+def test_what_a_mixer_adds_starts_smaller_by_the_depth(model):
+    net = built(model, layers=1)
+    torch.manual_seed(0)
+    MIXERS["gril"](0, 16, 8, 4), nn.init.normal_(nn.Embedding(50, 16).weight)   # the draws before the mixer's
+    alone = MIXERS[model](0, 16, 8, 4)
+    changed = {name: W for name, W in alone.named_parameters()
+               if not torch.equal(W.to(f64), net.layers[0].mixer.get_parameter(name))}
+    (name, W), = changed.items()                                # one weight, through which all that it adds must go
+    agree(1e-6, smaller=(net.layers[0].mixer.get_parameter(name), W.to(f64) / 2 ** 0.5))
+    with torch.no_grad():
+        W.zero_()
+    bias = [b for key, b in alone.named_parameters() if key == name.replace("weight", "bias")]
+    assert (alone.run(torch.randn(1, 5, 16))[0] == (F.glu(bias[0], 0) if "glu" in name else bias[0] if bias else 0)).all()
+
+
 def test_loss_is_that_of_the_logits_and_unknown_models_are_listed():
     net, x, y = built(), draw(2, 12), draw(2, 12, seed=1)
     agree(1e-12, loss=(net(x, y)[0], F.cross_entropy(net.run(x)[0].flatten(0, 1), y.flatten())))
@@ -750,6 +767,8 @@ def test_report_and_table(tmp_path):
     assert task.report(task.model().eval(), 0)["valid_bits"] > 0                # WikiText without its test file
     assert "stateful_loss" not in task.report(task.model("transformer").eval(), 0)
     assert task.recipe["choose"] in task.validate(task.model().eval())
+    task.recipe["report_tokens"], model = 50, task.model().eval()
+    assert task.report(model, 0)["valid_loss"] == task.score(model, task.tokens("valid")[:50])
 
 
 def test_texts_shorter_than_a_block(tmp_path):
