@@ -16,6 +16,7 @@ from pathlib import Path
 import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -99,7 +100,7 @@ def curves(results, column):
             tables.append(list(csv.DictReader(file)))
     steps = [int(row["step"]) for row in tables[0]]
     means, stds = zip(*(spread([float(table[i][column]) for table in tables]) for i in range(len(steps))))
-    return torch.tensor(steps), torch.tensor(means), torch.tensor(stds)
+    return np.array(steps), np.array(means), np.array(stds)
 
 
 def flattened(results):
