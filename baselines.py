@@ -12,8 +12,8 @@
   6. networks         MODELS, a table of presets; make(name, f, out, H, layers) builds one; SIZES, recipe for the tasks
 
 Letters are those of each paper: x is the state and u the input in S5, h the state and x the input in Mamba and Griffin.
-H is the width, P and N are state sizes, J blocks. Every linear recurrence is `gril.scan`; at T = 1 that is the
-recurrence z = a z + b itself, so a step is a run over one token.
+H is the width, P and N are state sizes, J blocks. Every diagonal recurrence is fast.scan, linear attention is gril_chunk;
+at T = 1 those are the recurrence z = a z + b itself, so a step is a run over one token.
 
 Departures, for all: gril.Block with its LayerNorm stands where Mamba and Griffin have RMSNorm and S5 batch norm, and no
 weight is scaled down with depth.
@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gril import Block, flat, full_precision, gril_chunk, known, scan
+from fast import flat, scan
+from gril import Block, full_precision, gril_chunk, known
 
 
 # ------------------------------------------------------------------------------------------------------- 1. shared
@@ -186,9 +187,9 @@ class Mamba(Mixer):
     """
     recurrent = ("A_log", "D")
 
-    def __init__(self, H, N=16, expand=2, w=4, rank=None, dt_min=1e-3, dt_max=1e-1, chunk=16):
+    def __init__(self, H, N=16, expand=2, w=4, dt_min=1e-3, dt_max=1e-1, chunk=16):
         super().__init__()
-        E, self.N, self.rank, self.chunk = expand * H, N, rank or -(-H // 16), chunk
+        E, self.N, self.rank, self.chunk = expand * H, N, -(-H // 16), chunk
         self.W_in = nn.Linear(H, 2 * E, bias=False)
         self.conv = CausalConv(E, w)
         self.W_x = nn.Linear(E, self.rank + 2 * N, bias=False)
@@ -413,10 +414,8 @@ MODELS = {      # lp: a linear projection in front, else tokens are zero-padded 
 
 
 def make(name, f, out, H, layers=1, dropout=0.0, **options):
-    """The named network for tokens of width f; options go to its layer, and may override the preset's lp and norm."""
-    known("model", name, MODELS)
-    options = {**MODELS[name], **options}
-    layer, lp, norm = (options.pop(key) for key in ("layer", "lp", "norm"))
+    """The named network for tokens of width f; options go to its layer."""
+    layer, lp, norm = (known("model", name, MODELS)[key] for key in ("layer", "lp", "norm"))
     if not lp and H < f:
         raise ValueError(f"{name}: without a projection in front, tokens of width {f} do not fit the model's width {H}: "
                          "widen it (--width)")
@@ -453,6 +452,7 @@ class Pairs(nn.Module):
 
 # Sizes and rates on the in-context tasks, on top of the task's recipe. The paper's are those of App. B.3; it gives no
 # width for Griffin (96 is what makes its "LRU width" the 128 it has with LP), and nothing for LRU and attention but layers.
+# S5 has an input projection in B.3's text and none in Table 3's caption: none here.
 SIZES = {
     "s5":                     dict(default=dict(width=32, layers=1), paper=dict(width=32, layers=1)),
     "lru":                    dict(default=dict(width=32, layers=1), paper=dict(width=32, layers=1)),

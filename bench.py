@@ -4,7 +4,7 @@
     python bench.py blocks        GRIL's block against the others, lengths 256 to 16,384, training and inference
     python bench.py growth        time and peak memory against length, to 131,072
     python bench.py streaming     time per token at positions 100 to 100,000, against a key-value cache
-    python bench.py generation    tokens a second that every language model makes, after texts of 100 to 100,000
+    python bench.py generation    tokens a second that five language models make, after texts of 100 to 100,000
     python bench.py icl           optimiser steps per second of nd_regression, against the plainest loop
     python bench.py data          ListOps expressions and BPE megabytes per second
     python bench.py loader        tokens that Long Range Arena's loader delivers, against those that training takes
@@ -30,13 +30,15 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import baselines
-from gril import FORMS, GRIL, Block, GrilMixer, construct_multivariate, gril_tokens
+from gril import FORMS, GRIL, Block, GrilMixer, construct_multivariate, parameters
 from lm import RECIPES, LanguageModel
 from lra import LRA
+from lra_data import data_folder, listops_lines
 from tasks import Task
+from tokens import BPE
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-PRESETS = {                                                     # H, P, J of the paper's tables, and the length
+PRESETS = {                                                     # H, P, J of the paper's tables, and the length; laptop is ours
     "ListOps": (128, 32, 8, 2048), "Text": (256, 128, 16, 4096), "Retrieval": (128, 256, 16, 4000),
     "Image": (512, 256, 2, 1024), "Pathfinder": (256, 128, 16, 1024), "WikiText": (768, 128, 32, 1024),
     "laptop": (64, 64, 4, 1024),
@@ -200,7 +202,7 @@ def blocks(rounds, H=256, lengths=(256, 1024, 4096, 8192, 16384)):
         for mode, work in (("training", trained), ("inference", inferred)):
             seconds = interleaved({name: work(module, B, T, H) for name, module in modules.items()}, rounds)
             for name, module in modules.items():
-                row = dict(length=T, mode=mode, block=name, parameters=sum(p.numel() for p in module.parameters()),
+                row = dict(length=T, mode=mode, block=name, parameters=parameters(module),
                            tokens_per_second=B * T / statistics.median(seconds[name]), **ratio(seconds[name], seconds["GRIL"]))
                 rows.append(row)
                 print(f"T = {T:6d}  {mode:9s}  {name:25s} {row['parameters'] / 1e3:5.0f}k parameters "
@@ -340,8 +342,8 @@ def repeat(work, count):
 def inputs(B, T, P, J, w=3):
     h = P // J
     shapes = ((B, T, J, h, w), (B, T, J, h, w), (B, T, J, h))
-    V, K, r = (torch.randn(*shape).requires_grad_() for shape in shapes)
-    return V, K, r, torch.empty(J, 1, h).uniform_(0.5, 1).requires_grad_()
+    V, K, r = (torch.randn(*shape, device=DEVICE).requires_grad_() for shape in shapes)
+    return V, K, r, torch.empty(J, 1, h, device=DEVICE).uniform_(0.5, 1).requires_grad_()
 
 
 def form_work(form, size):
@@ -414,14 +416,12 @@ def cuda_check(rounds):
 
 def data(rounds, rows=1000):
     """How fast data is made and encoded, on one core: absolute, so only of this machine."""
-    import lm
-    import lra_data
-    work = {"ListOps, expressions": (lambda: sum(1 for _ in lra_data.listops_lines(rows)), rows)}
-    folder = lra_data.data_folder()
+    work = {"ListOps, expressions": (lambda: sum(1 for _ in listops_lines(rows)), rows)}
+    folder = data_folder()
     text, gpt2 = folder / "wikitext-2/wiki.valid.tokens", folder / "gpt2"
     if text.exists() and gpt2.exists():
         encoder = [gpt2 / name for name in ("encoder.json", "vocab.bpe")]
-        work["GPT-2 byte pairs, MB of WikiText-2"] = (lambda: lm.BPE(*encoder).encode(text.read_text()),
+        work["GPT-2 byte pairs, MB of WikiText-2"] = (lambda: BPE(*encoder).encode(text.read_text()),
                                                       text.stat().st_size / 1e6)
     else:
         print(f"no {text} or {gpt2}: byte pairs left out (--data is the environment variable GRIL_DATA here)")
@@ -530,6 +530,8 @@ def main(argv=None):
     parser.add_argument("--json", metavar="FILE", help="also write the numbers there")
     parser.add_argument("--plot", action="store_true", help="also draw them, into images/bench_WHAT.png")
     args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1")
     print(f"torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads, {args.rounds} rounds")
     rows = BENCHES[args.what](args.rounds)
     if args.json:

@@ -1,7 +1,8 @@
 """What the recurrence is computed with: powers of gates, scans, and the form in which the sequence block runs.
 
 `gril_loop` in gril.py is the text to read; `gril_tokens` here is the same sum regrouped for speed, with its gradient
-written out. Three ideas make it fast:
+written out. v, k, u are a head's tokens (GrilMixer), C_v, C_k, C_u their windows: V = C_v Q, K = C_k, r = C_u q with β in
+q, and γ is the gate, one number per key channel. Three ideas make it fast:
 
   one key per token   The columns of a window are tokens, so the w outer products of a step can be regrouped by the token
                       that they write. With K̃_{s,i} = Σ_j Q_ij k_{s-w+1+j}, zero before the sequence starts, for w = 3:
@@ -27,6 +28,11 @@ TILE = 1 << 18                  # numbers in one array of a tile, for each CPU t
 def flat(x):
     """Complex channels as pairs of real ones, so that Re(a · conj(b)) is the real product flat(a) · flat(b)."""
     return torch.view_as_real(x.resolve_conj()).flatten(-2) if x.is_complex() else x
+
+
+def unflat(x, like):
+    """The inverse of flat, where `like` is complex."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2))) if like.is_complex() else x
 
 
 def real(x):
@@ -155,12 +161,17 @@ def gril_tokens(v, k, u, Q, q, gamma, state, final=True):
 def final_state(v, k, u, Q, gamma, Z0, past):
     """The state after the last token: Z_T = γ^T ⊙ Z_0 + Σ_t γ^{T-1-t} ⊙ V_t K_tᵀ in one product, and the last w-1 tokens."""
     T, w = v.shape[1], Q.shape[-1]
-    tokens = torch.cat([past, torch.cat([v, k, u], -1).permute(0, 2, 3, 1).to(past.dtype)], -1)     # (B, J, d+2m, w-1+T)
+    tokens = stretch(past, v, k, u)
     C = tokens.unfold(-1, w, 1)                                                     # (B, J, d+2m, T, w)
     V, K = C[:, :, :v.shape[-1]] @ Q[:, None], C[:, :, v.shape[-1]:v.shape[-1] + k.shape[-1]]
     p = powers(gamma, T).permute(1, 2, 0)                                           # (J, m, T+1)
     K = (K * p[..., :T].flip(-1)[..., None]).flatten(-2)                            # (B, J, m, T w)
     return p[..., None, :, T] * Z0 + V.flatten(-2).to(K.dtype) @ K.mT, tokens[..., tokens.shape[-1] - (w - 1):]
+
+
+def stretch(past, v, k, u):
+    """The carried tokens and the new ones, side by side: (B, J, d+2m, w-1+T)."""
+    return torch.cat([past, torch.cat([v, k, u], -1).permute(0, 2, 3, 1).to(past.dtype)], -1)
 
 
 class _Tokens(torch.autograd.Function):
@@ -252,8 +263,7 @@ class _Tile:
         return flat((x * runs).view(-1, table.shape[1], self.m))
 
     def channels(self, x):
-        """The inverse of flat."""
-        return torch.view_as_complex(x.unflatten(-1, (-1, 2))) if self.gamma.is_complex() else x
+        return unflat(x, self.gamma)
 
     # ---- forward
 

@@ -4,7 +4,7 @@ The model of "Learning in the Recurrent State: Gradient Descent with Linear Recu
 
   1. window         the context matrix C_t                                        Sec. 4.2, Eq. 9
   2. recurrence     Z_t = A ⊙ Z_{t-1} + C_t Q C_tᵀ,  o_t = β Z_t C_t q            Definition 4.2, Eq. 10
-                    as loop, scan, chunk and step, the same numbers; on tokens, fast: fast.py
+                    as loop, scan, chunk, step and (o_T alone) query; on tokens, and fast, in fast.py
   3. layers         scalar, multivariate, multi-step, non-linear, classification  Sec. 4.1 to 4.5, App. A
   4. constructions  weights with which a layer's forward pass *is* gradient descent
   5. block          the same recurrence between projections, for long sequences   App. D
@@ -16,7 +16,7 @@ Glossary, with the paper's letters (capitals are matrices):
   Q, q, β   mix, select, scale the window's columns     o_t   read-out (d)
   J         independent states side by side             η, N  step size, examples in the prompt
 
-Every form shares one signature, in which the window is already multiplied out (V = C Q, K = C, r = β C q):
+Loop, scan and chunk share one signature, in which the window is already multiplied out (V = C Q, K = C, r = β C q):
 
   form(V, K, r, A, Z0=None) -> (o, Z_T)      Z_t = A ⊙ Z_{t-1} + V_t K_tᵀ,   o_t = Re(Z_t r_t)
   V (B, T, J, d, w)  K (B, T, J, m, w)  r (B, T, J, m)  A broadcasts to (J, d, m)  Z (B, J, d, m)  o (B, T, J, d)
@@ -25,6 +25,7 @@ Every form is exact for |A| ≤ 1, zero included. A gate beyond 1 is not refused
 
 Sign, a departure from the paper: it writes the state as +gradient in Eq. 5 and as -gradient in Eq. 7 (and App. A.1
 mixes both, which would climb). Here the state always holds +Σ y xᵀ, minus the gradient at W = 0, and β = +η/N.
+W is the paper's Wᵀ: y = W x here, ŷ = Wᵀ x in Sec. 4.2, and W_{l-1} Z̃ below is the Z̃ W_{l-1} of App. A.3, transposed.
 """
 import difflib
 import math
@@ -35,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fast import flat, flush, gril_tokens, powers, scan
+from fast import flat, flush, gril_tokens, powers, real, scan, stretch, unflat
 
 
 # ------------------------------------------------------------------------------------------------ 1. the window
@@ -68,14 +69,14 @@ def gril_loop(V, K, r, A, Z0=None):
     for V_t, K_t, r_t in zip(V.unbind(1), K.unbind(1), r.unbind(1)):
         Z = (Z if A is None else A * Z) + V_t @ K_t.mT                      # (B, J, d, m)
         o.append((Z @ r_t[..., None])[..., 0])                              # (B, J, d)
-    return _real(torch.stack(o, 1)).to(dtype), Z
+    return real(torch.stack(o, 1)).to(dtype), Z
 
 
 def gril_scan(V, K, r, A, Z0=None):
     """Definition 4.2, all steps at once: a cumulative sum without gate, else an associative scan. Holds T states."""
     V, K, r, A, Z0, dtype = _prepare(V, K, r, A, Z0)
     Z = states(V, K, A, Z0)                                                 # (B, T, J, d, m)
-    o = (_real(Z) @ r[..., None])[..., 0]                                   # (B, T, J, d)
+    o = (real(Z) @ r[..., None])[..., 0]                                   # (B, T, J, d)
     return o.to(dtype), Z[:, -1]
 
 
@@ -124,7 +125,7 @@ def gril_chunk(V, K, r, A, Z0=None, chunk=32):
 
     def write(K, V, powers):                                                # Σ_s V_s (γ^{end-s} K_s)ᵀ
         VK = V.flatten(-3, -2).mT @ flat(K * powers).flatten(-3, -2)
-        return torch.view_as_complex(VK.unflatten(-1, (-1, 2))) if Z0.is_complex() else VK
+        return unflat(VK, Z0)
     Z_in = Z0[:, :, None]                                                   # (B, J, C, d, m), at each chunk's start
     if C > 1:
         VK = write(blocks(K, L)[:, :, :-1], blocks(V, L)[:, :, :-1], to_write).transpose(1, 2)
@@ -141,7 +142,7 @@ def gril_step(v, k, u, Q, q, A, state):
     C = torch.cat([past, torch.cat([v, k, u], -1)[..., None]], -1)          # (B, J, d+2m, w)
     C_v, C_k, C_u = C.split([v.shape[-1], k.shape[-1], u.shape[-1]], -2)
     Z = (Z if A is None else A * Z) + C_v @ Q @ C_k.mT                      # (B, J, d, m)
-    o = (_real(Z) @ (C_u @ q[..., None]))[..., 0]                           # (B, J, d)
+    o = (real(Z) @ (C_u @ q[..., None]))[..., 0]                           # (B, J, d)
     return o, (Z, C[..., 1:])
 
 
@@ -200,10 +201,6 @@ def _prepare(V, K, r, A, Z0):
     return V.to(dtype), K.to(dtype), r.to(dtype), A, Z0, V.dtype
 
 
-def _real(x):
-    return x.real if x.is_complex() else x
-
-
 def full_precision(device_type):
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
 
@@ -211,9 +208,9 @@ def full_precision(device_type):
 # ---------------------------------------------------------------------------------------- 3. the in-context layers
 # Each takes tokens (B, L, f) and gives one prediction per recurrent step, (B, T, outputs); the last is the query's.
 
-def interleave(x, y, f=None):
-    """The prompt x_1, y_1, …, x_N, y_N, x_query of Sec. 4.2 from x (B, N+1, ·), y (B, N, ·), zero-padded to width f."""
-    f = f or max(x.shape[-1], y.shape[-1])
+def interleave(x, y):
+    """The prompt x_1, y_1, …, x_N, y_N, x_query of Sec. 4.2 from x (B, N+1, ·), y (B, N, ·), the narrower zero-padded."""
+    f = max(x.shape[-1], y.shape[-1])
     x, y = (F.pad(z, (0, f - z.shape[-1])) if z.shape[-1] < f else z for z in (x, y))
     pairs = torch.stack([x[:, :-1], y], 2).flatten(1, 2)                    # (B, 2N, f)
     return torch.cat([pairs, x[:, -1:]], 1)                                 # (B, 2N+1, f)
@@ -235,9 +232,9 @@ class ScalarGRIL(nn.Module):
     """
     recurrent = ("A",)
 
-    def __init__(self, f, hidden=None, variant="full", form=gril_scan):
+    def __init__(self, f, hidden=None, variant="full"):
         super().__init__()
-        self.f, self.form, self.variant = f, form, known("variant", variant, SCALAR_VARIANTS)
+        self.f, self.variant = f, known("variant", variant, SCALAR_VARIANTS)
         hidden, width = hidden or f, 2 * f if self.variant["product"] else 2 * f + 1
         if hidden < f:
             raise ValueError(f"ScalarGRIL: a hidden size of {hidden} cannot hold the gradient of {f} weights")
@@ -257,7 +254,7 @@ class ScalarGRIL(nn.Module):
         return V, (c @ self.Psi.mT)[:, :, None, :, None], (_per_step(self.beta) * r)[:, :, None], self.A
 
     def forward(self, s):
-        return self.form(*self.operands(s))[0][:, :, 0]                             # (B, T, 1)
+        return gril_scan(*self.operands(s))[0][:, :, 0]                             # (B, T, 1)
 
     def query(self, s):
         V, K, r, A = self.operands(s)
@@ -278,9 +275,9 @@ class GRIL(nn.Module):
     """Definition 4.2 on interleaved tokens (Sec. 4.2): one layer, one gradient step on W, where o = W x."""
     recurrent = ("A",)
 
-    def __init__(self, f, variant="full", form=gril_scan):
+    def __init__(self, f, variant="full"):
         super().__init__()
-        self.form, self.variant = form, known("variant", variant, VARIANTS)
+        self.variant = known("variant", variant, VARIANTS)
         w = self.variant["w"]
         self.Q = nn.Parameter(0.05 * torch.randn(w, w) / w)     # small: what the loss does not ask for stays small
         self.A = nn.Parameter(torch.empty(f, f).uniform_(0.9, 1))
@@ -296,7 +293,7 @@ class GRIL(nn.Module):
         return (C @ self.Q)[:, :, None], C[:, :, None], (_per_step(self.beta) * r)[:, :, None], self.A
 
     def forward(self, s):
-        return self.form(*self.operands(s))[0][:, :, 0]                             # (B, T, f)
+        return gril_scan(*self.operands(s))[0][:, :, 0]                             # (B, T, f)
 
     def query(self, s):
         C = columns(s, self.variant["w"], self.variant["stride"])                   # (w, T, B, f)
@@ -314,9 +311,9 @@ class MultistepGRIL(nn.Module):
     """
     recurrent = ("A",)
 
-    def __init__(self, f, layers=2, loops=1, form=gril_scan):
+    def __init__(self, f, layers=2, loops=1):
         super().__init__()
-        self.form, self.loops = form, loops
+        self.loops = loops
         self.Q = nn.Parameter(0.1 * torch.randn(layers, 2, 3, 3) / 3)
         self.q = nn.Parameter(torch.randn(3) / math.sqrt(3))
         self.A = nn.Parameter(torch.empty(layers, 2, f, f).uniform_(0.9, 1))
@@ -326,7 +323,7 @@ class MultistepGRIL(nn.Module):
 
     def forward(self, s):
         C = window(s, 3, 2, causal=False)                                           # (B, T, f, 3)
-        return self.walk(C, C @ self.q, lambda V, K, r, A: self.form(V, K, r, A)[0])        # (B, T, f)
+        return self.walk(C, C @ self.q, lambda V, K, r, A: gril_scan(V, K, r, A)[0])        # (B, T, f)
 
     def query(self, s):
         C = window(s, 3, 2, causal=False)
@@ -347,9 +344,9 @@ class MultistepGRIL(nn.Module):
 class NonlinearGRIL(nn.Module):
     """App. A.4 and B.4: a linear layer, then the weighted sigmoid gated unit y ⊙ σ(W GELU(y)) on its output."""
 
-    def __init__(self, f, layers=1, form=gril_scan):
+    def __init__(self, f, layers=1):
         super().__init__()
-        self.linear = GRIL(f, form=form) if layers == 1 else MultistepGRIL(f, layers, form=form)
+        self.linear = GRIL(f) if layers == 1 else MultistepGRIL(f, layers)
         self.gate = nn.Linear(f, f)
 
     def unit(self, y):
@@ -363,12 +360,12 @@ class NonlinearGRIL(nn.Module):
 
 
 class StateMLPGRIL(nn.Module):
-    """App. A.4 to the letter: an MLP ρ on the state before it is read, o_t = β ρ(Z_t) C_t q, on each row of Z_t."""
+    """App. A.4: ρ on each row of the state before it is read, o_t = β ρ(Z_t) C_t q. A departure: ρ(Z) = Z + MLP(Z)."""
 
-    def __init__(self, f, hidden=None):
+    def __init__(self, f):
         super().__init__()
         self.linear = GRIL(f)
-        self.rho = mlp(f, hidden or 4 * f, f)
+        self.rho = mlp(f, 4 * f, f)                             # the skip: training starts near the linear layer
 
     def forward(self, s):
         V, K, r, A, Z0, _ = _prepare(*self.linear.operands(s), None)
@@ -377,7 +374,7 @@ class StateMLPGRIL(nn.Module):
 
     def query(self, s):
         V, K, r, A = self.linear.operands(s)
-        _, Z = self.linear.form(V, K, r, A)                                         # (B, 1, f, f)
+        _, Z = gril_scan(V, K, r, A)                                                # (B, 1, f, f)
         return ((Z + self.rho(Z)) @ r[:, -1, ..., None])[:, 0, :, 0]                # (B, f)
 
 
@@ -390,11 +387,11 @@ class ClassifierGRIL(nn.Module):
     it, three seeds of five stay on a plateau of binary classification.
     """
 
-    def __init__(self, f, K, hidden=None, identity=False, form=gril_scan):
+    def __init__(self, f, K, identity=False):
         super().__init__()
         self.f, self.K = f, K
-        self.phi = None if identity else mlp(f, hidden or 4 * f, f)
-        self.linear = GRIL(f + K, form=form)
+        self.phi = None if identity else mlp(f, 4 * f, f)
+        self.linear = GRIL(f + K)
 
     def features(self, s):
         x = s[:, ::2, :self.f]                                                      # (B, N+1, f)
@@ -413,9 +410,9 @@ def beside(x, y):
     return F.pad(x, (0, y.shape[-1])), F.pad(y, (x.shape[-1], 0))
 
 
-def linear_attention(s, W_Q, W_K, W_V, A=None, form=gril_scan):
-    """w = 1 (Sec. 4.5, Eq. 3): Z_t = A ⊙ Z_{t-1} + (W_Vᵀ s_t)(W_Kᵀ s_t)ᵀ, o_t = Z_t W_Qᵀ s_t; A = None is the plain one."""
-    o, _ = form((s @ W_V)[:, :, None, :, None], (s @ W_K)[:, :, None, :, None], (s @ W_Q)[:, :, None], A)
+def linear_attention(s, W_Q, W_K, W_V, form=gril_scan):
+    """w = 1 (Sec. 4.5, Eq. 3): Z_t = Z_{t-1} + (W_Vᵀ s_t)(W_Kᵀ s_t)ᵀ, o_t = Z_t W_Qᵀ s_t."""
+    o, _ = form((s @ W_V)[:, :, None, :, None], (s @ W_K)[:, :, None, :, None], (s @ W_Q)[:, :, None], None)
     return o[:, :, 0]                                                               # (B, T, d)
 
 
@@ -435,6 +432,10 @@ def known(what, name, table):
         raise ValueError(f"unknown {what} {name!r}{f', did you mean {near[0]}?' if near else '.'} "
                          f"There are: {', '.join(table)}")
     return table[name]
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
 
 
 # ------------------------------------------------------------------------------------------- 4. the constructions
@@ -545,7 +546,7 @@ class GrilMixer(nn.Module):
         self.beta = nn.Parameter(torch.full((J,), beta))
         radius = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)   # |λ|²
         self.nu = nn.Parameter((-0.5 * radius.log()).log())
-        self.theta = nn.Parameter((max_phase * torch.rand(J, self.h).clamp(min=1e-6)).log()) if gate == "complex" else None
+        self.theta = nn.Parameter((max_phase * torch.rand(J, self.h)).clamp(min=1e-6).log()) if gate == "complex" else None
 
     def gates(self):
         """λ (J, 1, h) and the key scale √(1 - |λ|²) / √h (J, h)."""
@@ -571,7 +572,7 @@ class GrilMixer(nn.Module):
         if self.form is gril_tokens:
             return gril_tokens(v, k, u, self.Q, q, gamma[:, 0], state, final)
         Z, past = state
-        vku = torch.cat([past, torch.cat([v, k, u], -1).permute(0, 2, 3, 1).to(past.dtype)], -1)    # (B, J, 3h, w-1+T)
+        vku = stretch(past, v, k, u)                                                                # (B, J, 3h, w-1+T)
         C_v, C_k, C_u = vku.unfold(-1, self.w, 1).movedim(3, 1).split(self.h, -2)                   # (B, T, J, h, w) each
         o, Z = self.form(C_v @ self.Q, C_k, torch.einsum("btjhw,jw->btjh", C_u, q), gamma, Z)
         return o, (Z, vku[..., vku.shape[-1] - (self.w - 1):])

@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, Mixer, RecurrentBlock
-from gril import Block, GrilMixer, known
-from tokens import BPE, TOKENIZERS, WIKITEXT, data_folder, prepare, read_tokens, tokenizer      # noqa: F401, lm.BPE
+from gril import Block, GrilMixer, known, parameters
+from lra_data import data_folder
+from tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
 
 
 # -------------------------------------------------------------------------------------------------------- 1. model
@@ -101,13 +102,13 @@ class LanguageModel(nn.Module):
     def __init__(self, V, layers, H, inner, P, J, model="gril", dropout=0.0, **gril):
         super().__init__()
         mixer = known("model", model, MIXERS)
-        budget = size(MIXERS["gril"](0, H, P, J, **gril)) + inner * (2 * H + 1)         # of a layer
+        budget = parameters(MIXERS["gril"](0, H, P, J, **gril)) + inner * (2 * H + 1)         # of a layer
         self.embed = nn.Embedding(V, H)
         nn.init.normal_(self.embed.weight, std=0.02)
         self.drop, self.layers, self.norm = nn.Dropout(dropout), nn.ModuleList(), nn.LayerNorm(H)
         for i in range(layers):
             part = mixer(i, H, P, J, **gril)
-            rest = MLP(H, max(1, round((budget - size(part)) / (2 * H + 1))))
+            rest = MLP(H, max(1, round((budget - parameters(part)) / (2 * H + 1))))
             self.layers += [Block(part, H, dropout), Block(rest, H, dropout)]
         with torch.no_grad():
             for block in self.layers:
@@ -143,10 +144,6 @@ class LanguageModel(nn.Module):
         """Mean loss of the targets (B, T), and the state after them if it is to be carried on."""
         x, state = self.hidden(tokens, state, "run" if carry else "forward")
         return HeadLoss.apply(x.flatten(0, 1), self.embed.weight, targets.flatten(), torch.is_grad_enabled()), state
-
-
-def size(module):
-    return sum(p.numel() for p in module.parameters())
 
 
 class HeadLoss(torch.autograd.Function):
@@ -200,7 +197,7 @@ class WikiText103:
     name, folder, command = "wikitext103", "wikitext-103", "prepare wikitext103"
     recipes, paper_parameters = RECIPES, 117e6
 
-    def __init__(self, recipe, data=None, **options):
+    def __init__(self, recipe, data=None):
         known("tokenizer", recipe["tokenizer"], TOKENIZERS)
         for key in ("length", "layers", "H", "inner", "P", "J"):
             if recipe[key] < 1:
@@ -274,7 +271,7 @@ class WikiText103:
         scores = {split: self.score(model, ids)}
         if model.constant:
             scores["stateful"] = self.score(model, ids, stateful=True)
-        return dict(split=split, tokens=len(ids), parameters=size(model), **{
+        return dict(split=split, tokens=len(ids), parameters=parameters(model), **{
             f"{name}_{key}": value for name, loss in scores.items() for key, value in self.numbers(loss).items()})
 
     def table(self, result):
@@ -439,7 +436,7 @@ python lm.py prepare --help and python lm.py generate --help list the options.""
     add("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (default 1)")
     add("--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest (default 0: all)")
     add("--seed", type=int, default=0, help="(default 0)")
-    add("--device", default="cpu", help="cpu, cuda or mps (default cpu)")
+    add("--device", default="cpu", help="auto, cpu, cuda or mps (default cpu)")
     add("--data", **data)
     return parser.parse_args(argv)
 
@@ -460,8 +457,11 @@ def main(argv=None):
         task, model, config = load(args.run)
         tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
         prompt = tokens.encode(args.prompt) or [tokens.start]
+        from train import DEVICES, choose_device                                # here, because train imports this file
+        known("device", args.device, DEVICES)
+        model.to(choose_device(args.device))
         print(args.prompt, end="", flush=True)
-        ids = generate(model.to(args.device), prompt, args.tokens, args.temperature, args.top_k, args.seed)
+        ids = generate(model, prompt, args.tokens, args.temperature, args.top_k, args.seed)
         for piece in as_text(ids, tokens):
             print(piece, end="", flush=True)
         print()

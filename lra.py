@@ -37,7 +37,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import baselines
-from gril import Block, GrilMixer, known
+from gril import Block, GrilMixer, known, parameters
 from lra_data import (SPLITS, SYMBOLS, data_folder, download, generate_listops, load, read_image, read_listops,
                       read_pathfinder, read_retrieval, read_text, store, unpack)
 
@@ -146,10 +146,6 @@ MODELS = {              # a layer of width H by recipe r; layers of it for one o
 }
 
 
-def parameters(model):
-    return sum(p.numel() for p in model.parameters())
-
-
 # --------------------------------------------------------------------------------------------------------- 3. tasks
 
 COLUMNS = "layers H P J steps warmup lr recurrent_lr weight_decay dropout batch length r_min r_max max_phase gate".split()
@@ -160,7 +156,7 @@ TINY = {            # a laptop: at most 20 minutes on two CPU cores
     "image":      (2, 64, 64, 8, 1300, 100, 3e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
     "pathfinder": (2, 64, 64, 8, 150, 50, 2e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
 }
-PAPER = {           # App. E; not in the paper: the recurrent rate (a quarter here), gate, clipping, validation, patience
+PAPER = {           # App. E; not in the paper: recurrent rate (a quarter here), r_min to gate, clipping, validation, patience
     "listops":    (6, 128, 32, 8, 300_000, 30_000, 2e-3, 5e-4, 0.05, 0.0, 32, 2048, 0.0, 0.9, 2 * pi, "real"),
     "text":       (6, 256, 128, 16, 78_200, 4_000, 5e-4, 1.25e-4, 0.12, 0.1, 32, 4096, 0.5, 0.9, 2 * pi, "complex"),
     "retrieval":  (4, 128, 256, 16, 100_000, 10_000, 4e-3, 1e-3, 0.01, 0.1, 64, 4000, 0.5, 0.9, 2 * pi, "complex"),
@@ -182,8 +178,11 @@ class LRATask:
     """What the training loop asks for; the five tasks below say what differs."""
     documents, end = 1, False                   # per row; does an end token follow each?
 
-    def __init__(self, recipe, data=None, **options):
-        self.recipe, self.folder, self._data = {**recipe, **options}, data_folder(data), None
+    def __init__(self, recipe, data=None):
+        for key in ("length", "layers", "H", "P", "J"):
+            if recipe[key] < 1:
+                raise ValueError(f"{self.name}: {key} must be at least 1, got {recipe[key]}")
+        self.recipe, self.folder, self._data = recipe, data_folder(data), None
 
     # ---- data
 

@@ -52,7 +52,7 @@ def data_folder(argument=None):
 OPERATORS = "[MIN", "[MAX", "[MED", "[SM"
 SYMBOLS = *"0123456789", *OPERATORS, "]"
 LISTOPS = {symbol.encode(): i + 1 for i, symbol in enumerate(SYMBOLS)}          # 0 is padding
-DEPTH, ARGUMENTS, LENGTHS = 10, (2, 10), (500, 2000)                            # LRA's settings, both bounds excluded
+DEPTH, ARGUMENTS, LENGTHS = 10, (2, 10), (500, 2000)                            # LRA's; a length lies strictly between
 PIECES = [*(f"{digit} )" for digit in range(10)), "] )", "] ) )",               # an argument is followed by ")", and an
           *("( " * (k + 1) + op for op in OPERATORS for k in range(2, 11))]     # operator of k is preceded by k + 1 "("
 
@@ -366,7 +366,8 @@ def load(task, folder):
         print(f"{error}; reading {sources[0].parent} instead", file=sys.stderr)
     if not sources:
         raise ValueError(f"{task.name}: no data. Looked for {', '.join(str(folder / place) for place in task.places)}. "
-                         f"This gets it:\n  python lra.py prepare {task.name} --data {folder}")
+                         + f"This gets it:\n  python lra.py prepare {task.name} --data {folder}"
+                         * (hasattr(task, "published") or task.name == "listops"))
     return collect(task.read(sources), sources)
 
 
@@ -443,7 +444,8 @@ def download(address, path, checksum=None):
     kind = "sha256" if len(checksum or "") == 64 else "md5"
     part, digest = path.with_name(path.name + ".part"), hashlib.new(kind)
     try:
-        with urllib.request.urlopen(address, timeout=60) as response, open(part, "wb") as file:
+        request = urllib.request.Request(address, headers={"User-Agent": "Mozilla/5.0"})        # some refuse urllib's own
+        with urllib.request.urlopen(request, timeout=60) as response, open(part, "wb") as file:
             size = int(response.headers.get("Content-Length") or 0)
             with tqdm(total=size or None, unit="B", unit_scale=True, ncols=80, desc=path.name) as bar:
                 while chunk := response.read(1 << 20):
@@ -492,6 +494,8 @@ def unpack(path, folder, wanted, limit=1 << 34):
                         name = member.name[member.name.index(wanted):]
                         tar.extract(member.replace(name=name, deep=False), part, filter="data")
         except Exception as error:
+            if getattr(error, "errno", None):                                   # the disk's fault, not the archive's
+                raise
             raise ValueError(f"{path}: no whole archive ({type(error).__name__}: {error})") from None
         if not (Path(part) / wanted).exists():
             raise ValueError(f"{path}: no {wanted} in it")

@@ -1,4 +1,5 @@
-"""What every picture and table shares: runs that are trained once, tables, curves with their spread, matrices.
+"""What every picture and table shares: runs that are trained once, tables, curves with their spread, matrices; the picture
+of one run, for train.py.
 
 The pictures themselves: figures.py (the paper's, and the command line), comparisons.py (other models), drawings.py (how it
 works). Runs are kept under runs/figures and used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) is
@@ -35,8 +36,11 @@ QUICK = {True: dict(steps=20, batch=32, tasks=200),             # an in-context 
          False: dict(steps=4, batch=2, length=32, warmup=1, evaluate_every=2)}
 
 
-def runs(settings, quick):
-    """Results of several trainings, GRIL_WORKERS at a time; one that is there already is read, not run."""
+def runs(settings, quick, sweep=False):
+    """Results of several trainings, GRIL_WORKERS at a time; one that is there already is read, not run.
+
+    In a sweep of rates a run may diverge, which its result says; elsewhere that is an error.
+    """
     jobs = []
     for options in settings:
         if quick:
@@ -51,7 +55,11 @@ def runs(settings, quick):
     elif missing:
         with ProcessPoolExecutor(int(os.environ.get("GRIL_WORKERS", 2)), multiprocessing.get_context("spawn")) as pool:
             list(tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80))
-    return [dict(json.loads((folder / "result.json").read_text()), folder=folder) for folder, _ in jobs]
+    results = [dict(json.loads((folder / "result.json").read_text()), folder=folder) for folder, _ in jobs]
+    for result in results:
+        if "diverged" in result and not sweep:
+            raise ValueError(f"{result['folder']}: {result['diverged']}")
+    return results
 
 
 def run(job):

@@ -43,6 +43,7 @@ LOOP = dict(evaluate_every=100, dense_start=True, checkpoint_every=1000,        
 class Task:
     """Linear regression with vector targets; the other tasks say what differs."""
     name, reference, paper_parameters = "nd_regression", "gradient descent", None
+    layered = ()                                                # models of the task itself that have as many as --layers
     recipes = {
         "default": dict(SIZES, **LOOP, steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, weight_decay=0.0, warmup=100,
                         clip=1.0),
@@ -56,7 +57,8 @@ class Task:
             known(f"size of {self.name}", name.lower(), SIZES)
         r = {**self.recipes["default"], **(recipe or {}), **{name.lower(): size for name, size in sizes.items()}}
         for name, value in (("f (input width)", r["f"]), ("N (examples in the prompt)", r["n"]), ("K (classes)", r["k"]),
-                            ("--layers", r["layers"]), ("--width", r["width"] or 1), ("--heads", r["heads"] or 1)):
+                            ("--layers", r["layers"]), ("--width", r["width"] or 1), ("--heads", r["heads"] or 1),
+                            ("--tasks", r["tasks"])):
             if value < 1:
                 raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
         dtype = torch.float64 if r["dtype"] == "float64" else torch.float32
@@ -110,7 +112,7 @@ class Task:
 
     def others(self):
         """The other sequence models on the very tokens that GRIL gets, a row each; read at the last position."""
-        L, f = self.sample(1, torch.Generator()).s.shape[1:]
+        L, f = self.example(1).s.shape[1:]
 
         def build(name, f, preset):
             sizes = {**baselines.SIZES[preset]["default"], **{size: value for size, value in self.sizes.items() if value}}
@@ -127,6 +129,8 @@ class Task:
         row = known(f"model for {self.name}", name, {**self.models(), **self.others()})
         if name not in baselines.SIZES and (self.sizes["width"] or self.sizes["heads"]):
             raise ValueError(f"--width and --heads are sizes of other sequence models than {name}")
+        if self.layers > 1 and name not in baselines.SIZES and name not in self.layered:
+            raise ValueError(f"--layers: {name} of {self.name} has one layer; multistep_regression has several")
         return row()
 
     @classmethod
@@ -164,7 +168,8 @@ class Task:
         key = (self.name, self.f, self.N, self.K, self.scale, self.weight_scale, self.tasks, self.calibrate, steps)
         if key not in _TUNED:
             start = [4.0 + i for i in range(steps)]                             # equal ones would stay equal: a saddle
-            _TUNED[key] = tune(lambda *etas: gradient_descent(etas, self.residual), start, self)
+            with torch.device("cpu"):                                           # numbers, also in a dry run on meta
+                _TUNED[key] = tune(lambda *etas: gradient_descent(etas, self.residual), start, self)
         return _TUNED[key]
 
     def residual(self, prediction, y):
@@ -260,7 +265,7 @@ class ScalarRegression(Task):
 
 
 class MultistepRegression(Task):
-    name = "multistep_regression"
+    name, layered = "multistep_regression", ("gril", "looped")
     recipes = {"default": dict(Task.recipes["default"], steps=4000, layers=2),
                "paper": dict(Task.recipes["paper"], layers=2, calibrate=1000)}
 
@@ -287,7 +292,7 @@ class MultistepRegression(Task):
 
 class NonlinearRegression(Task):
     """App. B.4: sine targets. The explicit reference is linear GD; GD† (a model, trained) stands beside it."""
-    name = "nonlinear_regression"
+    name, layered = "nonlinear_regression", ("gril", "gd_dagger")
     recipes = {"default": dict(Task.recipes["default"], steps=4000), "paper": Task.recipes["paper"]}
 
     def target(self, Wx):
@@ -297,7 +302,7 @@ class NonlinearRegression(Task):
         return {"gril": lambda: NonlinearGRIL(self.f, self.layers),
                 "gd_dagger": lambda: gd_dagger(NonlinearGRIL(self.f, self.layers), self.start, self.N),
                 "gril_rho": lambda: StateMLPGRIL(self.f),
-                "gd_dagger_rho": lambda: gd_dagger(StateMLPGRIL(self.f), self.start, self.N)}
+                "gd_dagger_rho": lambda: gd_dagger(StateMLPGRIL(self.f), self.eta, self.N)}
 
     @property
     def start(self):
@@ -545,7 +550,8 @@ def recovered(model, N):
     q_scale = model.q.detach()[model.q.abs().argmax()]
     q, A = model.q.detach() / q_scale, model.A.detach()
     gain = N * model.beta.detach().reshape(-1)
-    counts = torch.arange(len(heads)) != 1                                      # layer 1's second head meets W₀ = 0
+    unused = 1 if getattr(model, "loops", 1) == 1 else None                     # layer 1's second head meets W₀ = 0
+    counts = torch.tensor([i != unused for i in range(len(heads))])
     A_distance = (A - 1).abs().reshape(len(heads), -1).mean(1)[counts].mean()
     return dict(Q=Q, Q_distance=(Q - aims)[counts].abs().max().item(), q=q,
                 q_distance=(q - torch.eye(3)[2]).abs().max().item(), A=A, A_distance=A_distance.item(),

@@ -572,7 +572,8 @@ def test_the_rate_of_the_comparison_is_picked_by_validation_loss(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     asked, ends = [], {1e-3: 0.5, 3e-3: 0.3, 1e-2: 0.4, 3e-2: 0.1}
 
-    def runs(settings, quick):
+    def runs(settings, quick, sweep=False):
+        assert sweep == (not asked)                             # a rate may diverge, a run of the table not
         asked.append(settings)
         return [dict(options, loss=9 - ends[options["lr"]], **(dict(diverged="nan") if options["lr"] == 3e-2 else {}))
                 for options in settings]                                                    # the test loss says otherwise

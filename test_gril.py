@@ -552,6 +552,7 @@ def test_gates_start_inside_their_bounds():
     for r in (0.0, 1.0):
         mixer = GrilMixer(8, 64, 2, r_min=r, r_max=r)
         assert mixer.nu.isfinite().all() and abs(mixer.gates()[0].abs() - r).max() < 2e-3
+    assert GrilMixer(8, 64, 2, max_phase=0.0).theta.isfinite().all()
     for r_min, r_max in ((0.5, 1.1), (-0.1, 0.5), (0.9, 0.5)):
         with pytest.raises(ValueError, match=f"r_min = {r_min} and r_max = {r_max}"):
             GrilMixer(8, 8, 2, r_min=r_min, r_max=r_max)

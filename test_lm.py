@@ -26,7 +26,8 @@ from torch import nn
 import lm
 import tokens
 import train
-from lm import LM, MIXERS, RECIPES, HeadLoss, LanguageModel, as_text, generate, size
+from gril import parameters
+from lm import LM, MIXERS, RECIPES, HeadLoss, LanguageModel, as_text, generate
 from test_baselines import leaves
 from test_gril import agree
 from test_lra import ROUNDS, fuzz
@@ -315,6 +316,16 @@ def test_prepare_reads_zip_files_raw_before_tokens_and_bytes(tmp_path):
         prepare("wikitext103", tmp_path, bytes_only=True, quiet=True)
 
 
+def test_a_zip_file_is_encoded_in_parallel(tmp_path, vocabulary, monkeypatch):
+    zipped(tmp_path / "wikitext-2-raw-v1.zip", {f"wikitext-2-raw/wiki.{split}.raw": WIKI * 20 for split in ("train", "valid")})
+    monkeypatch.setattr(tokens, "cuts", functools.partial(cuts, size=200))
+    (tmp_path / "gpt2").symlink_to(vocabulary / "gpt2")
+    for workers in (1, 2):
+        prepare("wikitext2", tmp_path, workers=workers, quiet=True)
+        ids = LM["wikitext2"](RECIPES["tiny"], tmp_path).tokens("train").tolist()
+        assert ids == [*ids[:len(ids) // 20]] * 20 and ids.count(50256) == 20 * 5
+
+
 def test_a_text_of_ones_own_in_parts_and_in_parallel(tmp_path, vocabulary, monkeypatch):
     text = "".join(random_text(seed, 200) + "visible\n" for seed in range(20))
     (tmp_path / "my.txt").write_bytes(text.encode())
@@ -496,7 +507,7 @@ def test_an_interrupted_prepare_leaves_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", lambda path, content: open(path, "wb").write(content[:10]) and 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare(None, tmp_path, text=tmp_path / "my.txt", bytes_only=True, quiet=True)
-    assert task.tokens("train").tolist() == before
+    assert task.tokens("train").tolist() == before and not list(tmp_path.rglob("*.part"))
 
 
 def test_downloads(tmp_path, monkeypatch):
@@ -560,14 +571,14 @@ def draw(B, T, V=50, seed=0):
 def test_parameters_of_the_paper_and_of_every_row():
     with torch.device("meta"):
         task = LM["wikitext103"](RECIPES["paper"])
-        count, H, P = size(task.model()), 768, 128
+        count, H, P = parameters(task.model()), 768, 128
         assert count == pytest.approx(task.paper_parameters, rel=0.01)
         assert count == pytest.approx(50257 * H + 16 * (8 * H * H + 2 * P * H + 2 * P * P), rel=0.003)
         for name, recipe in RECIPES.items():
             task = LM["wikitext103"](dict(recipe, layers=3))    # Griffin's pattern once
-            count = size(task.model()) - size(task.model().embed)
+            count = parameters(task.model()) - parameters(task.model().embed)
             for model in MIXERS:
-                assert size(task.model(model)) - size(task.model(model).embed) == pytest.approx(count, rel=0.01), (name, model)
+                assert parameters(task.model(model)) - parameters(task.model(model).embed) == pytest.approx(count, rel=0.01), (name, model)
             loss = task.loss(task.model(), task.example(1))
             assert loss.shape == () and loss.device.type == "meta"
 
@@ -914,6 +925,7 @@ def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
     (["prepare", "wikitext2", "--text", "a.txt"], "name one data set"),
     (["generate", "RUN", "--temperature", "-1"], "--temperature must be 0 or more, got -1"),
     (["generate", "RUN", "--tokens", "-1"], "--tokens must be 0 or more"),
+    (["generate", "RUN", "--device", "gpu"], "unknown device 'gpu'.*cuda"),
     (["generate", "RUN", "--prompt", "ab\udcff"], r"character 2 of the text is the lone surrogate U\+DCFF")))
 def test_bad_arguments(arguments, message, run):
     with pytest.raises(SystemExit, match=message):

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import figures
+import plots
 import tasks
 import train
+from gril import MultistepGRIL, construct_multistep
 from lra_data import generate_listops
 from tasks import (TASKS, Task, as_learner, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
                    newton, ridge, sensitivity, zero)
@@ -216,6 +218,11 @@ def test_recovered_sees_through_the_shared_scale_and_nothing_else():
     with torch.no_grad():
         model.Q[0, 2] = 0.1 * model.Q[1, 0]
     assert tasks.recovered(model, 10)["Q_distance"] == pytest.approx(0.1)
+    for loops, distance in ((1, 0), (2, 0.3)):                  # W = 0 makes the second head idle, but a loop comes back to it
+        model = construct_multistep(MultistepGRIL(3, 1, loops=loops), 1.0, 10)
+        with torch.no_grad():
+            model.Q[0, 1, 2, 2] = 0.3 * model.Q[0, 1, 0, 0]
+        assert tasks.recovered(model, 10)["Q_distance"] == pytest.approx(distance)
 
 
 @pytest.mark.parametrize("name, model, hopeless", (
@@ -309,7 +316,7 @@ def test_every_figure_in_its_quick_form(tmp_path, monkeypatch, capsys, name):
     if name in ("lra", "gates"):
         generate_listops(tmp_path / "data/listops", (40, 8, 8))
     if name == "wikitext2":
-        for split in ("train", "valid"):
+        for split in ("train", "valid", "test"):
             path = tmp_path / f"data/wikitext-2/wiki.{split}.tokens"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("One fish, two fish. \n" * 40)
@@ -317,6 +324,16 @@ def test_every_figure_in_its_quick_form(tmp_path, monkeypatch, capsys, name):
     figures.main([name, "--quick"])
     assert (tmp_path / f"runs/figures/{name}-quick.png").stat().st_size > 10_000
     assert "---" in capsys.readouterr().out                             # its table
+
+
+def test_a_run_that_diverged_counts_in_a_sweep_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs/figures/nd_regression-seed0"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text('{"diverged": "step 3"}')
+    assert plots.runs([dict(task="nd_regression", seed=0)], False, sweep=True)[0]["diverged"] == "step 3"
+    with pytest.raises(ValueError, match="nd_regression-seed0: step 3"):
+        plots.runs([dict(task="nd_regression", seed=0)], False)
 
 
 def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, monkeypatch):

@@ -493,6 +493,7 @@ def test_a_lost_process_ends_the_other_and_the_run_goes_on(exact, pair, tmp_path
 def test_a_signal_to_one_process_stops_both_at_the_same_step(exact, pair, tmp_path):
     ended = together(tmp_path / "run", exact, faults={1: ("loss", 8, terminate)})
     assert [code for code, _ in ended] == [143, 143] and "stopped after step 8" in ended[0][1]
+    assert "  torchrun --nproc_per_node 2 train.py --task" in ended[0][1]
     assert [code for code, _ in together(tmp_path / "run", [*exact, "--resume"])] == [0, 0]
     assert_same(tmp_path / "run", pair[0])
 
@@ -675,6 +676,12 @@ def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
     assert not Path("runs").exists() or not list(Path("runs").glob("toy*"))
 
 
+def test_the_dry_run_in_context():
+    assert train.main(["--task", "nd_regression", "--batch", "4", "--dry-run"])["tokens"] == 4 * (2 * 10 + 1)
+    r = train.main(["--task", "nonlinear_regression", "--model", "gd_dagger", "--layers", "2", "--tasks", "50", "--dry-run"])
+    assert r["flops"] > 0                                       # its start is a line search, which needs numbers
+
+
 @pytest.mark.parametrize("task", train.TASKS)
 def test_the_dry_run_of_every_task(task, capsys):
     r = train.main(["--task", task, "--dry-run"])
@@ -817,6 +824,25 @@ def test_the_front_door(tmp_path, monkeypatch):
     assert task.report(model, 20_000)["loss"] == result["loss"]
 
 
+def test_a_run_remembers_its_data_folder(data, tmp_path):
+    """So that lm.py generate finds the vocabulary; a resumed run may have another."""
+    train.main([*TOY, "--data", data, "--steps", "2", "--out", str(tmp_path / "run")])
+    assert json.loads((tmp_path / "run/config.json").read_text())["data"] == os.path.abspath(data)
+
+
+@pytest.mark.parametrize("model", ("gril", "looped"))
+def test_a_run_in_float64_loads(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(tmp_path)
+    try:
+        train.main(["--task", "multistep_regression", "--model", model, "--f", "3", "--n", "3", "--steps", "2", "--tasks", "20",
+                    "--dtype", "float64", "--quiet", "--out", "run"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    task, net, _ = train.load("run")
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+    assert net(task.sample(2, torch.Generator()).s).isfinite().all()
+
+
 @pytest.mark.parametrize("words, answer", (
     (("--task", "nd_regresion"), "did you mean nd_regression?"),
     (("--task", "nd_regresion"), "There are: scalar_regression, nd_regression, multistep"),
@@ -825,6 +851,13 @@ def test_the_front_door(tmp_path, monkeypatch):
     (("--task", "nd_regression", "--f", "0"), "f (input width) must be at least 1, got 0"),
     (("--task", "nd_regression", "--n", "0"), "N (examples in the prompt) must be at least 1, got 0"),
     (("--task", "nd_regression", "--steps", "0"), "--steps must be at least 1, got 0"),
+    (("--task", "nd_regression", "--tasks", "0"), "--tasks must be at least 1, got 0"),
+    (("--task", "nd_regression", "--threads", "-1"), "--threads must be 0 or more, got -1"),
+    (("--task", "nd_regression", "--world", "-2", "--dry-run"), "--world must be 0 or more, got -2"),
+    (("--task", "nd_regression", "--patience", "3"), "--patience: nd_regression keeps its last weights"),
+    (("--task", "nd_regression", "--layers", "3"), "gril of nd_regression has one layer; multistep_regression has several"),
+    (("--task", "nonlinear_regression", "--model", "gd_dagger_rho", "--layers", "2"), "has one layer"),
+    (("--task", "listops", "--J", "0"), "listops: J must be at least 1, got 0"),
     (("--task", "nd_regression", "--resume"), "--resume needs --out"),
     (("--task", "nd_regression", "--out", "old"), "already holds a run: choose another --out, --resume"),
 ))

@@ -163,9 +163,9 @@ def tokenizer(name, folder):
 # -------------------------------------------------------------------------------------------------- 2. token files
 
 WIKITEXT = {    # name: folder, and where the raw text comes from, its SHA-256
-    "wikitext103": ("wikitext-103", "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-raw-v1.zip",
+    "wikitext103": ("wikitext-103", "https://wikitext.smerity.com/wikitext-103-raw-v1.zip",
                     "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
-    "wikitext2": ("wikitext-2", "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-raw-v1.zip",
+    "wikitext2": ("wikitext-2", "https://wikitext.smerity.com/wikitext-2-raw-v1.zip",
                   "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
 }
 SPLITS = ("train", "valid", "test")
@@ -254,7 +254,8 @@ def encode_file(path, kind, folder, lines, workers=None, quiet=False):
     if kind == "bytes":
         return np.frombuffer(raw, np.uint8).astype(np.uint16)
     ends = cuts(raw, lines)
-    jobs = ((path, start, raw[start:end], kind, folder, lines) for start, end in itertools.pairwise(ends))
+    jobs = ((str(path), start, raw[start:end], kind, folder, lines)             # no zipfile.Path can be pickled before 3.12
+            for start, end in itertools.pairwise(ends))
     workers = min(workers or os.cpu_count(), len(ends) - 1)
     ignore = (signal.signal, (signal.SIGINT, signal.SIG_IGN))                   # Ctrl-C is for the parent alone
     with multiprocessing.Pool(workers, *ignore) if workers > 1 else nullcontext() as pool:
@@ -268,7 +269,7 @@ def encode_part(job):
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: byte {start + error.start} is 0x{raw[error.start]:02x}. Convert it, for "
-                         f"example with: iconv -f latin1 -t utf-8 {path.name} > utf8.txt, or use --bytes") from None
+                         f"example with: iconv -f latin1 -t utf-8 {Path(path).name} > utf8.txt, or use --bytes") from None
     bpe = tokenizer(kind, folder)                                               # made once a process
     if not lines:
         return np.array(bpe.encode(text), np.uint16)
@@ -293,8 +294,11 @@ def cuts(raw, lines, size=1 << 22):
 def write(path, content):
     """Whole or not at all: written beside, then renamed."""
     beside = path.with_name(path.name + ".part")
-    beside.write_bytes(content)
-    os.replace(beside, path)
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def read_tokens(folder, kind, split, command):

@@ -10,7 +10,8 @@
 
 The loop knows nothing of regression. A task gives it: recipes (presets), model(name), stream(seed, batch, device, rank,
 world) of batches whose position can be saved, example(batch) of their shapes, loss(model, batch), validate(model),
-report(model, seed) for the end and table(result) to print. What a task does not say is in DEFAULTS.
+report(model, seed) for the end, table(result) to print, paper_parameters (or None) for --dry-run, and adapt(recipe, model)
+if another model changes the recipe. What a task does not say is in DEFAULTS.
 
 Dropout draws from (seed, step, share of the batch) alone: there is no random state to save, and two shares of a batch
 are the same whether two GPUs take them or one GPU in two turns (--accumulate 2).
@@ -46,7 +47,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from gril import GrilMixer, known
+from gril import GrilMixer, known, parameters
 from lm import LM
 from lra import LRA
 from tasks import TASKS as IN_CONTEXT
@@ -103,8 +104,8 @@ Numbers not given are the recipe's; a run prints them.""",
     add("--resume", action="store_true", help="go on from the last checkpoint in --out")
     add("--quiet", action="store_true", help="no progress bar, table or figure")
     add("--compile", action="store_true", help="torch.compile: minutes at first, then faster")
-    add("--test-every-validation", action="store_true", help="also test at each validation, to give the best test score "
-        "over the run as the paper does; costs a pass over the test set each time")
+    add("--test-every-validation", action="store_true", help="test at each validation, too, on all of the test set: the "
+        "best score over the run, as the paper reports (Long Range Arena does it on --evaluate-rows rows unasked)")
     add("--dry-run", action="store_true", help="cost of the run, without data or GPU: parameters, FLOPs, memory, days")
     add("--world", type=int, help="GPUs, for --dry-run (default 1)")
     group, names = parser.add_argument_group("numbers of the recipe"), []
@@ -138,6 +139,9 @@ def train(args):
     for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every"):
         if recipe[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {recipe[name]}")
+    for name, value in (("threads", recipe["threads"]), ("world", args.world or 0)):
+        if value < 0:
+            raise ValueError(f"--{name} must be 0 or more, got {value}")
     known("device", recipe["device"], DEVICES), known("dtype", recipe["dtype"], DTYPES)
     rank, world = int(os.environ.get("RANK", 0)), args.world or int(os.environ.get("WORLD_SIZE", 1))
     shares = world * recipe["accumulate"]
@@ -149,6 +153,8 @@ def train(args):
         return dry_run(args, task, recipe, world)
     if args.test_every_validation and recipe["choose"] is None:
         raise ValueError(f"--test-every-validation: {args.task} keeps its last weights; no validation chooses any")
+    if recipe["patience"] and recipe["choose"] is None:
+        raise ValueError(f"--patience: {args.task} keeps its last weights; no validation chooses any")
     if args.world:
         raise ValueError("--world is for --dry-run; a run has as many processes as torchrun --nproc_per_node starts")
     config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
@@ -255,7 +261,7 @@ def train(args):
         time.sleep(0.5)
         dist.destroy_process_group()                                            # together; the report is rank 0's alone
     if signals or stop:
-        say_how_to_go_on(args, folder, step, rank)
+        say_how_to_go_on(args, folder, step, rank, world)
         sys.exit(128 + (signals or [signal.SIGTERM])[0])
     if rank > 0:
         return None
@@ -380,11 +386,12 @@ def catch_signals(rank):
             signal.signal(number, handler)
 
 
-def say_how_to_go_on(args, folder, step, rank):
+def say_how_to_go_on(args, folder, step, rank, world):
+    start = "python" if world == 1 else f"torchrun --nproc_per_node {os.environ.get('LOCAL_WORLD_SIZE', world)}"
     words = [word for word in args.command if word not in ("--force", "--resume")]
     words += ([] if args.out else ["--out", str(folder)]) + ["--resume"]
     if rank == 0:
-        print(f"stopped after step {step:,}; go on with\n  python train.py {shlex.join(words)}", file=sys.stderr)
+        print(f"stopped after step {step:,}; go on with\n  {start} train.py {shlex.join(words)}", file=sys.stderr)
 
 
 def stop_at_nonfinite(folder, rank, model, seed, step, loss, norm, groups, position):
@@ -423,7 +430,8 @@ def run_folder(args, config):
     if not (args.resume and any((folder / name).exists() for name in ("last.pt", "previous.pt"))):
         for name in ("metrics.csv", "last.pt", "previous.pt", "best.pt", "weights.pt", "result.json", "figure.png"):
             (folder / name).unlink(missing_ok=True)
-        write(folder / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+        data = None if args.data is None else os.path.abspath(args.data)        # for lm.py generate; a resumed run may move
+        write(folder / "config.json", (json.dumps(dict(config, data=data), indent=1) + "\n").encode())
     return folder
 
 
@@ -479,7 +487,8 @@ def read_checkpoint(folder, config, rank=0, world=1):
     for path in (folder / "last.pt", folder / "previous.pt"):
         try:
             found = read(path)
-            if not (isinstance(found, dict) and found.keys() >= {"model", "optimizer", "step", "stream", "best", "config"}):
+            if not (isinstance(found, dict) and found.keys() >= {"model", "optimizer", "step", "stream", "seconds", "best",
+                                                                         "config"}):
                 raise ValueError(f"{path} is refused: it is no checkpoint of a run")
             state = found
             break
@@ -523,9 +532,6 @@ def load(folder):
     task = TASKS[result["task"]](result)
     model = task.model(result["model"])
     state = read(folder / ("best.pt" if (folder / "best.pt").exists() else "weights.pt"))
-    for name, value in state.items():                           # a construction may have given β another shape
-        if name.endswith("beta"):
-            model.get_parameter(name).data = value.clone()
     model.load_state_dict(state)
     return task, model, result
 
@@ -576,7 +582,7 @@ def dry_run(args, task, recipe, world):
         with saved_tensors_hooks(keep, lambda x: x):
             loss = task.loss(model, batch)
         loss.backward()
-    r = dict(parameters=sum(p.numel() for p in model.parameters()), tokens=math.prod(batch[0].shape[:2]) * shares,
+    r = dict(parameters=parameters(model), tokens=math.prod(getattr(batch, "s", batch[0]).shape[:2]) * shares,
              flops=counter.get_total_flops() * shares, traffic=device.traffic * shares,
              activations=sum(size for storage, size in kept.items() if storage not in own))
     r["optimiser"] = 16 * r["parameters"]                       # weight, gradient and two moments, 4 bytes each
