@@ -285,8 +285,8 @@ def wikitext2(quick):
         ax.set(title=f"WikiText-2, {text['kind']}", xlabel="optimiser step", ylabel=f"validation {unit}",
                yscale="log" if score == "perplexity" else "linear")
         r = results["GRIL"]
-        print_table(f"WikiText-2, {text['kind']}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the rate "
-                    f"the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; {unit} of the whole "
+        print_table(f"WikiText-2, {text['kind']}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the "
+                    f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; {unit} of the whole "
                     f"{r['split']} file, in blocks as in\nthe paper, and with the state carried from block to block; tokens a "
                     "second in training on one core, validations included",
                     ("model", "rate", "parameters", f"{unit}, blocks", "state carried on", "last training loss",
