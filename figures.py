@@ -20,7 +20,7 @@
   model_comparison   Griffin, Mamba and S5 at several sizes                                         Table of App. B.3
   lra                Long Range Arena at a laptop's size, four models                               (Sec. 5.4)
   gates              real or complex gates, one block or many                                       (not in the paper)
-  wikitext2          a small language model, six mixers, GPT-2 tokens and bytes                     (Sec. 5.4)
+  wikitext2          a small language model, seven mixers, GPT-2 tokens and bytes                   (Sec. 5.4)
 
 Here are the paper's own, and state; comparisons.py has the other models, drawings.py how it works, plots.py what they share. Runs are
 kept under runs/figures and used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) is how many train at

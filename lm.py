@@ -74,14 +74,16 @@ def griffin(H, i):
     return Attention(H, n, 1, 1024) if i % 3 == 2 else RecurrentBlock(H, n * round(4 * H / 3 / n), n)
 
 
-# The mixer of layer i. Linear attention is GRIL with a window of one (Sec. 4.5), gate and all: as a layer of its own, as in
-# the paper's table, and as gril_w1 in GRIL's frame, whose filters of 3 see as far as GRIL's window. S5 and LRU stand in the
-# frame, too, as Hyena-S5 in that table; the others bring their own. β starts small, because among the frame's products a
-# recurrence of unit size drowns the token itself, and learning starts slowly.
+# The mixer of layer i. The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as GRIL's window.
+# What the window alone is worth shows without the frame: gril_alone against linear_attention, which is a window of one
+# (Sec. 4.5), gate and all; gril_w1 is that in the frame. S5 and LRU stand in the frame, too, as Hyena-S5 in the paper's
+# table; the others bring their own. β starts small, because among the frame's products a recurrence of unit size drowns
+# the token itself, and learning starts slowly.
 START = dict(beta=0.1)
 MIXERS = {
     "gril":             lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, **START, **gril)),
     "gril_w1":          lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, w=1, **START, **gril)),
+    "gril_alone":       lambda i, H, P, J, **gril: GrilMixer(H, P, J, **START, **gril),
     "linear_attention": lambda i, H, P, J, **gril: GrilMixer(H, P, J, w=1, **START, **gril),
     "s5":               lambda i, H, P, J, **gril: Gated(H, S5(H, J=J)),
     "lru":              lambda i, H, P, J, **gril: Gated(H, LRU(H)),
