@@ -250,12 +250,12 @@ def gates(quick):
     finish(figure, "gates", quick)
 
 
-LANGUAGE = {"GRIL": "gril", "w = 1 in GRIL's frame": "gril_w1", "GRIL without the frame": "gril_alone",
-            "linear attention": "linear_attention", "LRU": "lru", "transformer": "transformer", "Mamba": "mamba"}
-TEXTS = {       # recipe -> what the tokens are, how they are scored, rates, steps of the sweep and of the run
-    "bytes": dict(kind="bytes", score="bits", unit="bits a byte", rates=RATES, sweep=100, steps=500),
+LANGUAGE = {"GRIL": "gril", "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention", "LRU": "lru",
+            "transformer": "transformer", "Mamba": "mamba", "GRIL without the frame": "gril_alone"}
+TEXTS = {       # recipe -> what the tokens are, how they are scored, rates, steps of the sweep and the run, tokens scored
+    "bytes": dict(kind="bytes", score="bits", unit="bits a byte", rates=RATES, sweep=100, steps=500, scored=0),
     "tiny":  dict(kind="GPT-2 tokens", score="perplexity", unit="perplexity", sweep=60, steps=160,
-                  rates=RATES[1:3]),                            # bytes chose among these two alone
+                  scored=65_536, rates=RATES[1:3]),             # bytes chose among these two alone
 }
 
 
@@ -265,10 +265,12 @@ def wikitext2(quick):
     for ax, (recipe, text) in zip(axes, list(TEXTS.items())[:1 if quick else 2]):
         score, unit, rates = text["score"], text["unit"], text["rates"][1:2] if quick else text["rates"]
 
-        def options(model, steps, rate, validations=5, **more):
-            return dict(task="wikitext2", recipe=recipe, model=model, steps=steps, warmup=steps // 8, **more, seed=0,
-                        evaluate_every=steps // validations, lr=rate, recurrent_lr=rate / 4)
-        swept = runs([options(model, text["sweep"], rate, 1, report_tokens=1000)
+        def options(model, steps, rate, tokens, validations=5, **more):
+            more |= dict(validate_tokens=1000) if quick else {}
+            return dict(task="wikitext2", recipe=recipe, model=model, steps=steps, warmup=steps // 8,
+                        report_tokens=1000 if quick else tokens, **more, seed=0, evaluate_every=steps // validations,
+                        lr=rate, recurrent_lr=rate / 4)
+        swept = runs([options(model, text["sweep"], rate, 1000, validations=1)
                       for model in LANGUAGE.values() for rate in rates], quick, sweep=True)
         found = [math.inf if "diverged" in r else r[f"validation_{score}"] for r in swept]
         found = dict(zip(LANGUAGE, zip(*[iter(found)] * len(rates))))
@@ -276,18 +278,18 @@ def wikitext2(quick):
         print_table(f"WikiText-2, {text['kind']}: the sweep, {text['sweep']} steps each, validation {unit}",
                     ("model", *rates), [(label, *(f"{x:.4g}" for x in scores)) for label, scores in found.items()])
 
-        jobs = {label: options(model, text["steps"], best[label]) for label, model in LANGUAGE.items()}
-        jobs["GRIL, --stateful"] = options("gril", text["steps"], best["GRIL"], stateful=True)
+        jobs = {label: options(model, text["steps"], best[label], text["scored"]) for label, model in LANGUAGE.items()}
+        jobs["GRIL, --stateful"] = options("gril", text["steps"], best["GRIL"], text["scored"], stateful=True)
         results = dict(zip(jobs, runs(jobs.values(), quick)))
-        for label, color in zip(results, (BLUE, "black", "#7fb2e5", ORANGE, GREEN, RED, GREY, BLUE)):
+        for label, color in zip(results, (BLUE, "black", ORANGE, GREEN, RED, GREY, "#7fb2e5", BLUE)):
             steps, scores, _ = curves([results[label]], score)
             ax.plot(steps, scores, "--" if "stateful" in label else "o-", ms=2.5, color=color, label=label)
         ax.set(title=f"WikiText-2, {text['kind']}", xlabel="optimiser step", ylabel=f"validation {unit}",
                yscale="log" if score == "perplexity" else "linear")
         r = results["GRIL"]
         print_table(f"WikiText-2, {text['kind']}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the "
-                    f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; {unit} of the whole "
-                    f"{r['split']} file, in blocks as in\nthe paper, and with the state carried from block to block; tokens a "
+                    f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; {unit} of {r['tokens']:,} tokens "
+                    f"of the {r['split']} file, in blocks as in\nthe paper, and with the state carried from block to block; tokens a "
                     "second in training on one core, validations included",
                     ("model", "rate", "parameters", f"{unit}, blocks", "state carried on", "last training loss",
                      "tokens a second", "minutes"),
