@@ -288,9 +288,9 @@ def wikitext2(quick):
                yscale="log" if score == "perplexity" else "linear")
         r = results["GRIL"]
         print_table(f"WikiText-2, {text['kind']}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the "
-                    f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; {unit} of {r['tokens']:,} tokens "
-                    f"of the {r['split']} file, in blocks as in\nthe paper, and with the state carried from block to block; tokens a "
-                    "second in training on one core, validations included",
+                    f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; {unit} of "
+                    f"{r['tokens']:,} tokens of the {r['split']} file, in blocks as in\nthe paper, and with the state carried "
+                    "from block to block; tokens a second in training on one core, validations included",
                     ("model", "rate", "parameters", f"{unit}, blocks", "state carried on", "last training loss",
                      "tokens a second", "minutes"),
                     [(label, f"{r['lr']:g}", f"{r['parameters']:,}", f"{r[r['split'] + '_' + score]:.4g}",

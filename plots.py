@@ -31,7 +31,7 @@ plt.rcParams.update({"figure.dpi": 130, "font.size": 9, "axes.titlesize": 10, "a
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 
-DEFAULTS = dict(f=10, n=10, model="gril", report_tokens=0)                        # left out of names, so that figures share runs
+DEFAULTS = dict(f=10, n=10, model="gril", report_tokens=0)      # left out of names, so that figures share runs
 QUICK = {True: dict(steps=20, batch=32, tasks=200),             # an in-context task; a task with files
          False: dict(steps=4, batch=2, length=32, warmup=1, evaluate_every=2)}
 
