@@ -288,6 +288,7 @@ def wikitext2(quick):
             ax.plot(steps, scores, "--" if "stateful" in label else "o-", ms=2.5, color=color, label=label)
         ax.set(title=f"WikiText-2, {text['kind']}", xlabel="optimiser step", ylabel=f"validation {unit}",
                yscale="log" if score == "perplexity" else "linear")
+        ax.yaxis.set_major_formatter("{x:g}"), ax.yaxis.set_minor_formatter("{x:g}")
         r = results["GRIL"]
         print_table(f"WikiText-2, {text['kind']}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the "
                     f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; {unit} of "
