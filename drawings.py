@@ -5,6 +5,7 @@ The commands are those of figures.py: how, forms, prompt.
 import weakref
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from matplotlib.animation import PillowWriter
 
@@ -18,7 +19,7 @@ def cells(ax, M, x, y, limit, label="", color="black", edge=None):
     """A matrix as coloured unit cells with its upper left corner at (x, y); red is positive, blue negative."""
     M = torch.atleast_2d(M.detach())
     rows, columns = M.shape
-    ax.imshow(M, extent=(x, x + columns, y - rows, y), vmin=-limit, vmax=limit, zorder=2)
+    ax.imshow(M.numpy(), extent=(x, x + columns, y - rows, y), vmin=-limit, vmax=limit, zorder=2)
     ax.add_patch(plt.Rectangle((x, y - rows), columns, rows, fill=False, ec=edge or GREY, lw=2 if edge else 0.6, zorder=3))
     ax.text(x + columns / 2, y + 0.35, label, ha="center", va="bottom", color=color)
 
@@ -223,21 +224,21 @@ def prompt(quick):
                                bottom=0.12, hspace=0.62, wspace=0.3)
     strip, state_ax, W_ax, bar_ax, loss_ax = map(figure.add_subplot, (grid[0, :], *(grid[1, i] for i in range(4))))
     tokens = torch.zeros(f, 2 * N + 1)
-    seen = strip.imshow(tokens, vmin=-1.2, vmax=1.2, aspect="auto")
+    seen = strip.imshow(tokens.numpy(), vmin=-1.2, vmax=1.2, aspect="auto")
     frame = strip.add_patch(plt.Rectangle((-0.5, -0.5), 2, f, fill=False, ec="black", lw=2))
     strip.add_patch(plt.Rectangle((2 * N - 0.5, -0.5), 1, f, fill=False, ec="black", lw=2, clip_on=False))
     every = [i for i in range(N - 1) if i == 0 or i % 5 == 4]
     strip.set_xticks([2 * i + 0.5 for i in every] + [2 * N],
                      [f"$x_{{{i + 1}}}, y_{{{i + 1}}}$" for i in every] + ["query"], fontsize=8)
     strip.set_yticks([]), strip.set_title("the prompt; framed, what step t sees: $x_t$, $y_t$ and the query")
-    heat = state_ax.imshow(Z[0], vmin=-2, vmax=2)
-    W_ax.imshow(W, vmin=-2, vmax=2)
+    heat = state_ax.imshow(Z[0].numpy(), vmin=-2, vmax=2)
+    W_ax.imshow(W.numpy(), vmin=-2, vmax=2)
     for ax, title in ((state_ax, "the state, $β q_3 Z_t$"), (W_ax, "the task's W")):
         ax.set_xticks([]), ax.set_yticks([]), ax.set_title(title)
-    places = torch.arange(f)
-    both = [bar_ax.bar(places + shift, torch.zeros(f), 0.36, color=color, label=name)
+    places = np.arange(f)
+    both = [bar_ax.bar(places + shift, np.zeros(f), 0.36, color=color, label=name)
             for shift, (name, color) in zip((-0.19, 0.19), colors.items())]
-    bar_ax.hlines(truth[0], places - 0.42, places + 0.42, color="black", lw=2, label="truth")
+    bar_ax.hlines(truth[0].numpy(), places - 0.42, places + 0.42, color="black", lw=2, label="truth")
     bar_ax.axhline(0, color=GREY, lw=0.6)
     bound = 1.25 * max(z[0].abs().max().item() for z in (truth, *ours, *gd))
     bar_ax.set(title="prediction for the query", ylim=(-bound, 1.45 * bound), xlabel="coordinate of y")
@@ -255,7 +256,7 @@ def prompt(quick):
     def draw(t):
         tokens[:, :2 * t] = s[0, :2 * t].mT
         tokens[:, -1] = s[0, -1]
-        seen.set_data(tokens), frame.set_x(2 * t - 2.5), frame.set_visible(t > 0), heat.set_data(Z[t])
+        seen.set_data(tokens.numpy()), frame.set_x(2 * t - 2.5), frame.set_visible(t > 0), heat.set_data(Z[t].numpy())
         for bars, o in zip(both, (ours, gd)):
             for bar, height in zip(bars, o[t][0].tolist()):
                 bar.set_height(height)

@@ -76,7 +76,7 @@ def gril_scan(V, K, r, A, Z0=None):
     """Definition 4.2, all steps at once: a cumulative sum without gate, else an associative scan. Holds T states."""
     V, K, r, A, Z0, dtype = _prepare(V, K, r, A, Z0)
     Z = states(V, K, A, Z0)                                                 # (B, T, J, d, m)
-    o = (real(Z) @ r[..., None])[..., 0]                                   # (B, T, J, d)
+    o = (real(Z) @ r[..., None])[..., 0]                                    # (B, T, J, d)
     return o.to(dtype), Z[:, -1]
 
 
@@ -130,7 +130,7 @@ def gril_chunk(V, K, r, A, Z0=None, chunk=32):
     if C > 1:
         VK = write(blocks(K, L)[:, :, :-1], blocks(V, L)[:, :, :-1], to_write).transpose(1, 2)
         Z_in = torch.cat([Z_in, scan(p[None, None, :, L:], VK, Z0).transpose(1, 2)], 2)
-    o = o + flat((blocks(r, L) * to_read).conj()) @ flat(Z_in).mT         # (B, J, C, L, d)
+    o = o + flat((blocks(r, L) * to_read).conj()) @ flat(Z_in).mT           # (B, J, C, L, d)
     n, last = T - (C - 1) * L, (C - 1) * L
     Z = p[:, n:n + 1] * Z_in[:, :, -1] + write(K[:, :, last:T], V[:, :, last:T], to_write[:, 0, L - n:])
     return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(dtype), Z
@@ -142,7 +142,7 @@ def gril_step(v, k, u, Q, q, A, state):
     C = torch.cat([past, torch.cat([v, k, u], -1)[..., None]], -1)          # (B, J, d+2m, w)
     C_v, C_k, C_u = C.split([v.shape[-1], k.shape[-1], u.shape[-1]], -2)
     Z = (Z if A is None else A * Z) + C_v @ Q @ C_k.mT                      # (B, J, d, m)
-    o = (real(Z) @ (C_u @ q[..., None]))[..., 0]                           # (B, J, d)
+    o = (real(Z) @ (C_u @ q[..., None]))[..., 0]                            # (B, J, d)
     return o, (Z, C[..., 1:])
 
 
@@ -581,7 +581,7 @@ class GrilMixer(nn.Module):
         """A stretch of the sequence from a state to the next one: (B, T, H), state -> (B, T, H), state."""
         _, scale = self.gates()
         v, k, u = self.tokens(z, scale)                                             # (B, T, J, h)
-        with full_precision(z.device.type):                                        # state and gate stay float32
+        with full_precision(z.device.type):                                         # state and gate stay float32
             o, state = self.recur(v, k, u, self.start(z) if state is None else state, final)
         return self.output(o, z), state
 

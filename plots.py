@@ -148,7 +148,7 @@ def legend_right(ax, handles=None):
 def matrix(ax, M, title, labels=None):
     """A small matrix with its numbers, or a large one as colours; white is zero."""
     M = torch.atleast_2d(M.detach())
-    ax.imshow(M, vmin=-1.2, vmax=1.2, aspect="equal")
+    ax.imshow(M.numpy(), vmin=-1.2, vmax=1.2, aspect="equal")
     if M.numel() <= 30:
         for i, j in ((i, j) for i in range(M.shape[0]) for j in range(M.shape[1])):
             ax.text(j, i, f"{M[i, j]:.2f}".replace("-0.00", "0.00"), ha="center", va="center", fontsize=7,
