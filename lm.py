@@ -23,8 +23,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, Mixer, RecurrentBlock
 from gril import Block, GrilMixer, known, parameters
@@ -302,10 +304,8 @@ def blocks(ids, starts, L, device):
     return block[:, :-1], block[:, 1:]
 
 
-def detached(state, device=None):
-    if isinstance(state, (tuple, list)):
-        return type(state)(detached(s, device) for s in state)
-    return state if state is None else state.detach().to(device, copy=True)     # a view would keep its whole block
+def detached(state, device=None, rows=slice(None)):
+    return tree_map_only(torch.Tensor, lambda x: x.detach()[rows].to(device, copy=True), state)     # a view keeps its block
 
 
 class Blocks:
@@ -347,13 +347,19 @@ class Blocks:
         return blocks(self.ids, self.order[self.index - 1, self.mine].tolist(), self.L, self.device)
 
     def position(self):
-        """With the carried state; not if several processes have one each: those resume with an empty one."""
-        state = dict(state=self.task.state) if self.world == 1 else {}
-        return dict(epoch=self.epoch, index=self.index, **state)
+        return dict(epoch=self.epoch, index=self.index, state=self.task.state)
+
+    def gathered(self, position):
+        """A position with the carried state of the whole batch, each process having its rows; all must call it."""
+        def rows(x):
+            parts = [torch.empty_like(x.contiguous()) for _ in range(self.world)]
+            dist.all_gather(parts, x.contiguous())
+            return torch.cat(parts)
+        return position if self.world == 1 else dict(position, state=tree_map_only(torch.Tensor, rows, position["state"]))
 
     def seek(self, position):
         self.epoch, self.index = position["epoch"], position["index"]
-        self.task.state = detached(position.get("state"), self.device)
+        self.task.state = detached(position.get("state"), self.device, self.mine)
         self.order = self.starts(self.epoch)
 
 

@@ -498,6 +498,21 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(exact, pair, tmp_pa
     assert_same(tmp_path / "run", pair[0])
 
 
+@pytest.mark.parametrize("model", ("gril", "mamba"))
+def test_each_process_gets_its_carried_state_back(data, tmp_path, model):
+    """--stateful on two processes, stopped: two go on to the bit, and so does one alone, with the rows of both."""
+    words = [*tiny("text_file", data, "--stateful", "--model", model, "--dtype", "float64", "--dropout", "0"), "--steps", "20",
+             "--evaluate-every", "1"]
+    assert [code for code, _ in together(tmp_path / "whole", words)] == [0, 0]
+    assert [code for code, _ in together(tmp_path / "run", words, faults={1: ("loss", 8, terminate)})] == [143, 143]
+    shutil.copytree(tmp_path / "run", tmp_path / "alone")
+    assert [code for code, _ in together(tmp_path / "run", [*words, "--resume"])] == [0, 0]
+    assert_same(tmp_path / "run", tmp_path / "whole")
+    train.main([*words, "--out", str(tmp_path / "alone"), "--resume"])
+    whole, alone = (torch.tensor(losses(tmp_path / name), dtype=torch.float64) for name in ("whole", "alone"))
+    torch.testing.assert_close(alone, whole, rtol=0, atol=1e-8)
+
+
 @pytest.mark.slow
 def test_torchrun_loses_a_worker_and_goes_on(exact, pair, tmp_path):
     words = [*exact, "--out", str(tmp_path / "run")]

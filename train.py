@@ -247,6 +247,8 @@ def train(args):
                 shown = [name for name in ("loss", "gd_loss", recipe["choose"]) if name in scores]
                 bar.set_postfix_str(", ".join(f"{name} {scores[name]:.4g}" for name in shown))
             if step % recipe["checkpoint_every"] == 0 or finished() or stop:
+                if hasattr(streams[0], "gathered"):
+                    position = streams[0].gathered(position)
                 if rank == 0:
                     write_metrics(folder / "metrics.csv", rows)
                     if best["step"] and best["step"] != best_saved:
