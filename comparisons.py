@@ -29,6 +29,14 @@ def rated(options, rate):
     return dict(options, lr=rate, recurrent_lr=rate / 10 if options["model"] == "gril" else rate)
 
 
+def sweep(models, rates, options, loss, quick):
+    """The best of the same few rates for each model, label -> rate; and what every rate came to, label -> losses."""
+    swept = runs([options(model, rate) for model in models.values() for rate in rates], quick, sweep=True)
+    found = [math.inf if "diverged" in r else loss(r) for r in swept]
+    found = dict(zip(models, zip(*[iter(found)] * len(rates))))
+    return {label: rates[losses.index(min(losses))] for label, losses in found.items()}, found
+
+
 def compare(name, models, quick):
     """label -> results of 5 seeds, each model with the rate that does best with seed 0 on validation tasks.
 
@@ -36,13 +44,8 @@ def compare(name, models, quick):
     and noise would choose.
     """
     rates, spent = RATES[1:2] if quick else RATES, budget(name, quick)
-    swept = runs([rated(dict(options, **spent, seed=0), rate) for options in models.values() for rate in rates], quick,
-                 sweep=True)
-    picked = {}
-    for i, label in enumerate(models):
-        losses = [math.inf if "diverged" in r else float(curves([r], "loss")[1][-1])
-                  for r in swept[i * len(rates):(i + 1) * len(rates)]]
-        picked[label] = rates[losses.index(min(losses))]
+    picked, _ = sweep(models, rates, lambda options, rate: rated(dict(options, **spent, seed=0), rate),
+                      lambda r: float(curves([r], "loss")[1][-1]), quick)
     return repeated(models, picked, spent, seeds(quick), quick)
 
 
@@ -210,14 +213,11 @@ def lra(quick):
         best = dict.fromkeys(ARENA, 1)
         if name in SWEEP:
             steps = SWEEP[name]
-            swept = runs([options(model, factor, steps=steps, warmup=steps // 6, evaluate_every=steps)
-                          for model in ARENA.values() for factor in FACTORS], quick, sweep=True)
-            found = [0 if "diverged" in r else r["validation_accuracy"] for r in swept]
-            found = dict(zip(ARENA, zip(*[iter(found)] * len(FACTORS))))
-            best = {label: FACTORS[scores.index(max(scores))] for label, scores in found.items()}
-            print_table(f"{name}: validation accuracy after {steps} steps, by the rate",
+            best, found = sweep(ARENA, FACTORS, lambda model, factor: options(model, factor, steps=steps, warmup=steps // 6,
+                                evaluate_every=steps), lambda r: 100 - r["validation_accuracy"], quick)
+            print_table(f"{name}: validation error in per cent after {steps} steps, by the rate",
                         ("model", *(f"{factor * recipe['lr']:g}" for factor in FACTORS)),
-                        [(label, *(f"{x:.1f}" for x in scores)) for label, scores in found.items()])
+                        [(label, *(f"{x:.1f}" for x in errors)) for label, errors in found.items()])
         results[name] = dict(zip(ARENA, runs([options(model, best[label]) for label, model in ARENA.items()], quick)))
     print_table("Long Range Arena, tiny size, seed 0: accuracy in per cent on the test rows, of the weights that did best on\n"
                 "validation; beside it the best over the run on (at most 1,000) test rows, as the paper reports; minutes of\n"
@@ -292,11 +292,8 @@ def wikitext2(quick):
             return dict(task="wikitext2", recipe=recipe, model=model, steps=steps, warmup=steps // 8,
                         report_tokens=1000 if quick else tokens, **more, seed=0, evaluate_every=steps // validations,
                         lr=rate, recurrent_lr=rate / 4)
-        swept = runs([options(model, text["sweep"], rate, 1000, validations=1)
-                      for model in mixers.values() for rate in rates], quick, sweep=True)
-        found = [math.inf if "diverged" in r else r[f"validation_{score}"] for r in swept]
-        found = dict(zip(mixers, zip(*[iter(found)] * len(rates))))
-        best = {label: rates[scores.index(min(scores))] for label, scores in found.items()}
+        best, found = sweep(mixers, rates, lambda model, rate: options(model, text["sweep"], rate, 1000, validations=1),
+                            lambda r: r[f"validation_{score}"], quick)
         print_table(f"WikiText-2, {text['kind']}: the sweep, {text['sweep']} steps each, validation {unit}",
                     ("model", *rates), [(label, *(f"{x:.4g}" for x in scores)) for label, scores in found.items()])
 
