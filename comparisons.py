@@ -273,9 +273,9 @@ def gates(quick):
 
 LANGUAGE = {"GRIL": "gril", "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention", "LRU": "lru",
             "transformer": "transformer", "Mamba": "mamba", "GRIL without the frame": "gril_alone"}
-TEXTS = {       # recipe -> tokens, score, rates, steps of the sweep and of the run, tokens scored (0: all); all rows, or six
-    "bytes": dict(kind="bytes", score="bits", unit="bits a byte", rates=RATES, sweep=100, steps=500, scored=0, all=True),
-    "tiny":  dict(kind="GPT-2 tokens", score="perplexity", unit="perplexity", sweep=60, steps=160, scored=65_536, all=False,
+TEXTS = {       # recipe -> tokens, score, rates, steps of the sweep and of the run, tokens scored (0: all)
+    "bytes": dict(kind="bytes", score="bits", unit="bits a byte", rates=RATES, sweep=100, steps=500, scored=0),
+    "tiny":  dict(kind="GPT-2 tokens", score="perplexity", unit="perplexity", sweep=60, steps=160, scored=65_536,
                   rates=RATES[1:3]),                            # bytes chose among these two alone
 }
 
@@ -285,21 +285,19 @@ def wikitext2(quick):
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
     for ax, (recipe, text) in zip(axes, list(TEXTS.items())[:1 if quick else 2]):
         score, unit, rates = text["score"], text["unit"], text["rates"][1:2] if quick else text["rates"]
-        mixers = dict(list(LANGUAGE.items())[:None if text["all"] else 6])      # a step over GPT-2's vocabulary is dear
 
         def options(model, steps, rate, tokens, validations=5, **more):
             more |= dict(validate_tokens=1000) if quick else {}
             return dict(task="wikitext2", recipe=recipe, model=model, steps=steps, warmup=steps // 8,
                         report_tokens=1000 if quick else tokens, **more, seed=0, evaluate_every=steps // validations,
                         lr=rate, recurrent_lr=rate / 4)
-        best, found = sweep(mixers, rates, lambda model, rate: options(model, text["sweep"], rate, 1000, validations=1),
+        best, found = sweep(LANGUAGE, rates, lambda model, rate: options(model, text["sweep"], rate, 1000, validations=1),
                             lambda r: r[f"validation_{score}"], quick)
         print_table(f"WikiText-2, {text['kind']}: the sweep, {text['sweep']} steps each, validation {unit}",
                     ("model", *rates), [(label, *(f"{x:.4g}" for x in scores)) for label, scores in found.items()])
 
-        jobs = {label: options(model, text["steps"], best[label], text["scored"]) for label, model in mixers.items()}
-        if text["all"]:
-            jobs["GRIL, --stateful"] = options("gril", text["steps"], best["GRIL"], text["scored"], stateful=True)
+        jobs = {label: options(model, text["steps"], best[label], text["scored"]) for label, model in LANGUAGE.items()}
+        jobs["GRIL, --stateful"] = options("gril", text["steps"], best["GRIL"], text["scored"], stateful=True)
         results = dict(zip(jobs, runs(jobs.values(), quick)))
         for label, color in zip(results, (BLUE, "black", ORANGE, GREEN, RED, GREY, "#7fb2e5", BLUE)):
             steps, scores, _ = curves([results[label]], score)
