@@ -214,10 +214,10 @@ def lra(quick):
         if name in SWEEP:
             steps = SWEEP[name]
             best, found = sweep(ARENA, FACTORS, lambda model, factor: options(model, factor, steps=steps, warmup=steps // 6,
-                                evaluate_every=steps), lambda r: 100 - r["validation_accuracy"], quick)
-            print_table(f"{name}: validation error in per cent after {steps} steps, by the rate",
+                                evaluate_every=steps), lambda r: -r["validation_accuracy"], quick)
+            print_table(f"{name}: validation accuracy in per cent after {steps} steps, by the rate",
                         ("model", *(f"{factor * recipe['lr']:g}" for factor in FACTORS)),
-                        [(label, *(f"{x:.1f}" for x in errors)) for label, errors in found.items()])
+                        [(label, *(f"{-x:.1f}" for x in losses)) for label, losses in found.items()])
         results[name] = dict(zip(ARENA, runs([options(model, best[label]) for label, model in ARENA.items()], quick)))
     print_table("Long Range Arena, tiny size, seed 0: accuracy in per cent on the test rows, of the weights that did best on\n"
                 "validation; beside it the best over the run on (at most 1,000) test rows, as the paper reports; minutes of\n"
