@@ -14,7 +14,7 @@
     --plot draws it into images/, --json FILE writes it, --rounds N sets how often everything is repeated
 
 A time on a busy machine means nothing alone: contenders take turns, round after round, and what is reported is the
-median over rounds of their ratio within a round, with the tenth and ninetieth percentile in brackets.
+median over rounds of their ratio within a round, with the smallest and the largest in brackets.
 On CUDA the same tables, with bf16 autocast and synchronised timers.
 """
 import argparse
@@ -62,9 +62,9 @@ def interleaved(contenders, rounds):
 
 
 def ratio(slow, fast):
-    """Median, tenth and ninetieth percentile of slow/fast, round by round."""
+    """Median, smallest and largest of slow/fast, round by round."""
     ratios = sorted(a / b for a, b in zip(slow, fast))
-    return dict(ratio=statistics.median(ratios), low=ratios[len(ratios) // 10], high=ratios[-1 - len(ratios) // 10])
+    return dict(ratio=statistics.median(ratios), low=ratios[0], high=ratios[-1])
 
 
 def shown(r):

@@ -361,7 +361,7 @@ FIGURES = {
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figure", choices=(*FIGURES, "all"))
-    parser.add_argument("--quick", action="store_true", help="one seed, 20 steps: does it run, not what it shows")
+    parser.add_argument("--quick", action="store_true", help="one seed, a few steps: does it run, not what it shows")
     args = parser.parse_args(argv)
     left_out = []
     for name in FIGURES if args.figure == "all" else [args.figure]:

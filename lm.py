@@ -206,6 +206,12 @@ class WikiText103:
         for key in ("length", "layers", "H", "inner", "P", "J"):
             if recipe[key] < 1:
                 raise ValueError(f"{self.name}: {key} must be at least 1, got {recipe[key]}")
+        for key in ("validate_tokens", "report_tokens"):
+            if recipe[key] < 0 or recipe[key] == 1:
+                raise ValueError(f"--{key.replace('_', '-')} must be 0 (all) or at least 2: a token is scored after another; "
+                                 f"got {recipe[key]}")
+        if recipe.get("choose") == "bits" and recipe["tokenizer"] != "bytes":
+            raise ValueError("bits a byte need --tokenizer bytes; for GPT-2's tokens choose --size tiny")
         if recipe["stateful"] and recipe.get("accumulate", 1) > 1:
             raise ValueError("--stateful carries one state from step to step, --accumulate would need several: choose one")
         self.recipe, self.length, self.data = recipe, recipe["length"], data_folder(data)
@@ -220,6 +226,10 @@ class WikiText103:
         return model
 
     # ---- data
+
+    @property
+    def has_test(self):
+        return self.tokens("test") is not None
 
     def tokens(self, split):
         kind = self.recipe["tokenizer"]
@@ -455,6 +465,8 @@ def main(argv=None):
         if args.command == "prepare":
             if (args.name is None) == (args.text is None):
                 raise ValueError(f"prepare: name one data set, {' or '.join(WIKITEXT)}, or give --text FILE")
+            if args.workers is not None and args.workers < 1:
+                raise ValueError(f"--workers must be at least 1, got {args.workers}")
             header = prepare(args.name, data_folder(args.data), args.source, args.text, args.bytes, args.workers)
             for split, entry in header["splits"].items():
                 print(f"{split:6s}{entry['tokens']:12,d} tokens of {header['tokenizer']} from {entry['source']}")
@@ -462,6 +474,8 @@ def main(argv=None):
         for flag, value in (("--tokens", args.tokens), ("--temperature", args.temperature), ("--top-k", args.top_k)):
             if not value >= 0:
                 raise ValueError(f"{flag} must be 0 or more, got {value}")
+        if not 0 <= args.seed < 2 ** 32:
+            raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
         task, model, config = load(args.run)
         tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
         prompt = tokens.encode(args.prompt) or [tokens.start]

@@ -391,12 +391,17 @@ def prepare(task, args):
             raise ValueError(f"{task.sources(folder)[0].parent} has rows already: --force replaces them, another --data "
                              "leaves them alone")
         if asked or args.force or not task.sources(folder):
+            for path in task.sources(folder):                   # a file renamed over another does not ask for its mode
+                if not path.stat().st_mode & 0o222:
+                    raise ValueError(f"{path} is write-protected and stays as it is, also with --force: choose another --data")
             rows, seed = args.rows or (96_000, 2_000, 2_000), args.seed or 0
             if min(rows) < 1 or args.workers < 1 or seed < 0:
                 raise ValueError("--rows and --workers must be at least 1, --seed at least 0")
             print(f"generating {' + '.join(f'{n:,}' for n in rows)} rows, seed {seed}, {args.workers} workers")
             generate_listops(folder / "listops", rows, seed, args.workers)
     else:
+        if args.rows is not None or args.seed is not None or args.force:
+            raise ValueError(f"--rows, --seed and --force are for listops, which is generated; {task.name} is read")
         address, name, md5 = task.published
         if not task.sources(folder):
             if not (folder / name).exists():

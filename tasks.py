@@ -62,7 +62,11 @@ class Task:
             if value < 1:
                 raise ValueError(f"{self.name}: {name} must be at least 1, got {value}")
         dtype = torch.float64 if r["dtype"] == "float64" else torch.float32
+        if r["hidden"] is not None and self.name != "scalar_regression":
+            raise ValueError(f"--hidden is for scalar_regression: the state of {self.name} is as wide as its tokens")
         scale = abs(r["scale"])
+        if not scale > 0:
+            raise ValueError(f"{self.name}: --scale must be a number other than 0, got {r['scale']:g}")
         large, small = math.prod([scale * max(1, abs(r["weight_scale"]))] * 6), math.prod([scale] * 4)
         if not (large < torch.finfo(dtype).max and small > torch.finfo(dtype).tiny):
             raise ValueError(f"{self.name}: with --scale {r['scale']:g} and --weight-scale {r['weight_scale']:g} an untrained "

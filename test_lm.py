@@ -923,6 +923,8 @@ def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize("arguments, message", (
     (["prepare"], "name one data set, wikitext103 or wikitext2, or give --text FILE"),
     (["prepare", "wikitext2", "--text", "a.txt"], "name one data set"),
+    (["prepare", "wikitext2", "--workers", "-2"], "--workers must be at least 1, got -2"),
+    (["generate", "RUN", "--seed", "-1"], "--seed must be 0 to"),
     (["generate", "RUN", "--temperature", "-1"], "--temperature must be 0 or more, got -1"),
     (["generate", "RUN", "--tokens", "-1"], "--tokens must be 0 or more"),
     (["generate", "RUN", "--device", "gpu"], "unknown device 'gpu'.*cuda"),

@@ -441,6 +441,18 @@ def test_listops_is_generated_on_command(tmp_path, capsys):
     assert len(LRA["listops"](LRA["listops"].recipes["tiny"], tmp_path).data["test"].labels) == 20
 
 
+def test_write_protected_rows_are_not_generated_over(tmp_path):
+    """Neither through a link: renaming a file over another asks for the folder's mode, and not for the file's."""
+    write_listops(tmp_path / "theirs")
+    before = {path: path.read_bytes() for path in (tmp_path / "theirs/listops").iterdir()}
+    (tmp_path / "theirs/listops/basic_val.tsv").chmod(0o444)
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours/listops").symlink_to(tmp_path / "theirs/listops")
+    with pytest.raises(SystemExit, match="basic_val.tsv is write-protected and stays as it is, also with --force"):
+        lra.main(["prepare", "listops", "--data", str(tmp_path / "ours"), "--rows", "4", "2", "2", "--force"])
+    assert {path: path.read_bytes() for path in (tmp_path / "theirs/listops").iterdir()} == before
+
+
 def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch):
     def stopped(seed, block):
         if block == 1:

@@ -56,6 +56,7 @@ TASKS = {**IN_CONTEXT, **LRA, **LM}
 DEFAULTS = dict(evaluate_every=1000, dense_start=False, checkpoint_every=1000, patience=0, choose=None, higher=True,
                 device="auto", dtype="auto", threads=0, accumulate=1)
 MACHINE = ("device", "threads", "accumulate", "checkpoint_every")       # a resumed run may change these
+FIXED = {"choose", "higher", "dense_start"}                             # in a recipe, not on the command line
 DENSE = (1, 2, 5, 10, 20, 50)                                           # validations at a dense start
 DEVICES = dict.fromkeys(("auto", "cpu", "cuda", "mps"))
 DTYPES = {"auto": None, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}     # of weights
@@ -110,7 +111,7 @@ Numbers not given are the recipe's; a run prints them.""",
     add("--world", type=int, help="GPUs, for --dry-run (default 1)")
     group, names = parser.add_argument_group("numbers of the recipe"), []
     recipes = [DEFAULTS] + [recipe for task in TASKS.values() for recipe in task.recipes.values()]
-    for name in sorted({name for recipe in recipes for name in recipe} - {"choose", "higher", "dense_start"},
+    for name in sorted({name for recipe in recipes for name in recipe} - FIXED,
                        key=lambda name: [*HELP, name].index(name)):
         kinds = {type(recipe[name]) for recipe in recipes if recipe.get(name) is not None}
         kind = float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else str
@@ -134,14 +135,18 @@ def train(args):
     if hasattr(Task, "adapt"):
         recipe.update(Task.adapt(args.recipe, args.model))                      # another model, other rates
     for name, value in args.overrides.items():
-        known(f"number in the recipe of {args.task},", name, recipe)
+        known(f"number in the recipe of {args.task},", name, {name: 0 for name in recipe if name not in FIXED})
         recipe[name] = value
     for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every"):
         if recipe[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {recipe[name]}")
-    for name, value in (("threads", recipe["threads"]), ("world", args.world or 0)):
-        if value < 0:
-            raise ValueError(f"--{name} must be 0 or more, got {value}")
+    for name in ("threads", "warmup", "weight_decay", "clip", "patience", "evaluate_rows", "calibrate", "max_phase"):
+        if (recipe.get(name) or 0) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be 0 or more, got {recipe[name]}")
+    if (args.world or 0) < 0:
+        raise ValueError(f"--world must be 0 or more, got {args.world}")
+    if not 0 <= args.seed < 2 ** 32:
+        raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
     known("device", recipe["device"], DEVICES), known("dtype", recipe["dtype"], DTYPES)
     rank, world = int(os.environ.get("RANK", 0)), args.world or int(os.environ.get("WORLD_SIZE", 1))
     shares = world * recipe["accumulate"]
@@ -153,6 +158,8 @@ def train(args):
         return dry_run(args, task, recipe, world)
     if args.test_every_validation and recipe["choose"] is None:
         raise ValueError(f"--test-every-validation: {args.task} keeps its last weights; no validation chooses any")
+    if args.test_every_validation and not getattr(task, "has_test", True):
+        raise ValueError(f"--test-every-validation: {args.task} has no test tokens in {task.data}")
     if recipe["patience"] and recipe["choose"] is None:
         raise ValueError(f"--patience: {args.task} keeps its last weights; no validation chooses any")
     if args.world:
