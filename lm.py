@@ -150,8 +150,8 @@ class HeadLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, E, targets, learn):
-        entries = 1 << (24 if x.device.type == "cpu" else 28)
+    def forward(ctx, x, E, targets, learn, entries=None):
+        entries = entries or 1 << (24 if x.device.type == "cpu" else 28)        # logits at a time
         n = max(1, entries // len(E))                                           # tokens at a time
         total, dx, dE = 0.0, [], torch.zeros_like(E) if learn else None
         for x_n, y_n in zip(x.split(n), targets.split(n)):
@@ -172,7 +172,7 @@ class HeadLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g):
         dx, dE = ctx.saved_tensors
-        return g / ctx.n * dx, g / ctx.n * dE, None, None
+        return g / ctx.n * dx, g / ctx.n * dE, None, None, None
 
 
 # -------------------------------------------------------------------------------------------------------- 2. tasks
@@ -255,11 +255,11 @@ class WikiText103:
         With a carried state it does not matter where the text is cut, so that a block may be as long as a whole batch.
         """
         L, n = (self.length * self.recipe["batch"], 1) if stateful else (self.length, self.recipe["batch"])
-        whole, device, state = range(0, len(ids) - L, L), next(model.parameters()).device, None
+        whole, weight, state = range(0, len(ids) - L, L), next(model.parameters()), None
         parts = [*(whole[i:i + n] for i in range(0, len(whole), n)), [L * len(whole)]]          # last what is left over
-        total = torch.zeros((), device=device)
+        total = torch.zeros((), dtype=weight.dtype, device=weight.device)
         for starts in parts if stateful else my_share(parts):
-            x, y = blocks(ids, starts, L, device)
+            x, y = blocks(ids, starts, L, weight.device)
             if y.numel():
                 loss, state = model(x, y, state if stateful else None)
                 total += loss * y.numel()

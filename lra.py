@@ -198,6 +198,7 @@ def presets(name):
 class LRATask:
     """What the training loop asks for; the five tasks below say what differs."""
     documents, end = 1, False                   # per row; does an end token follow each?
+    compiled = False                            # train.py says so where it compiles the loss
 
     def __init__(self, recipe, data=None):
         for key in ("length", "layers", "H", "P", "J"):
@@ -242,8 +243,8 @@ class LRATask:
         return on(device, tokens, lengths + self.end, data.labels[rows].astype(np.int64))
 
     def padded(self, n):
-        """n rounded up to an eighth of the recipe's length: eight shapes, so that torch.compile has an end."""
-        eighth = -(-self.recipe["length"] // 8)
+        """n, or if compiled n rounded up to an eighth of the recipe's length: eight shapes to compile, not hundreds."""
+        eighth = -(-self.recipe["length"] // 8) if self.compiled else 1
         return min(-(-int(n) // eighth) * eighth, self.recipe["length"])
 
     def stream(self, seed, batch, device="cpu", rank=0, world=1):
@@ -287,7 +288,7 @@ class LRATask:
         n = len(data.labels)
         rows = np.arange(n) if not rows or rows >= n else np.linspace(0, n - 1, rows).astype(int)
         rows = rows[np.argsort(self.lengths(data, rows), kind="stable")]
-        sums = torch.zeros(2, device=device)
+        sums = torch.zeros(2, dtype=torch.promote_types(next(model.parameters()).dtype, torch.float32), device=device)
         for part in my_share(range(0, len(rows), self.recipe["batch"])):
             tokens, lengths, labels = self.batch(data, rows[part:part + self.recipe["batch"]], device)
             logits = model(tokens, lengths).float()

@@ -14,7 +14,7 @@ import comparisons
 import train
 from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin, LinearAttention, Mamba,
                        SIZES, Pairs, RecurrentBlock, Transformer, hippo, make, recipe, rotate, state_size)
-from gril import Block, gril_chunk
+from gril import Block
 from tasks import TASKS, Task, gradient_descent, query
 from test_gril import agree, seeded
 
@@ -314,9 +314,9 @@ def test_local_attention_sees_its_window_and_no_further():
 def test_both_forms_of_linear_attention_agree_from_any_state(T):
     """On a short prompt it is their formula, on a long one gril_chunk."""
     q, k, v = (seeded(2, T, 3, 4, seed=i) for i in range(3))
-    for Z in (None, seeded(2, 3, 4, 4, seed=3)):
-        got, expected = (form(v[..., None], k[..., None], q, None, Z) for form in (LinearAttention.parallel, gril_chunk))
-        agree(1e-12, o=(got[0], expected[0]), Z=(got[1], expected[1]))
+    Z = seeded(2, 3, 4, 4, seed=3)
+    got, expected = (form(v, k, q, Z) for form in (LinearAttention.parallel, LinearAttention.chunked))
+    agree(1e-12, o=(got[0], expected[0]), Z=(got[1], expected[1]))
 
 
 @torch.no_grad()

@@ -303,6 +303,8 @@ class Objective(nn.Module):
     def __init__(self, turns, model, compile=False):
         super().__init__()
         self.turns, self.model = turns, model
+        for turn in turns:
+            turn.compiled = compile
         self.losses = [torch.compile(turn.loss, dynamic=False) if compile else turn.loss for turn in turns]
 
     def forward(self, turn, batch):
