@@ -841,6 +841,7 @@ def test_every_seed_and_epoch_has_an_order_of_its_own(tmp_path, stateful):
     orders = {(seed, epoch): tuple(task.stream(seed, 4).starts(epoch).flatten().tolist())
               for seed in range(5) for epoch in range(4)}
     assert len(set(orders.values())) > (10 if stateful else 19), "a few of 100 shifts may agree"
+    assert stateful or all(list(order) != sorted(order) for order in orders.values())
 
 
 def test_lanes_move_as_far_as_the_text_allows(tmp_path):
