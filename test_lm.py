@@ -180,6 +180,8 @@ def test_words_by_hand():
     assert splitter().findall("we'll  go\n\n now'S") == ["we", "'ll", " ", " go", "\n\n", " now", "'", "S"]
     assert splitter().findall("a\x1cb \x1c\x85 ") == ["a", "\x1c", "b", " \x1c", "\x85 "]         # \x1c is no white space
     assert splitter().findall("a \n ") == ["a", " \n "]
+    endings = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"]
+    assert [splitter().findall(f"x{ending}a") for ending in endings] == [["x", x, "a"] for x in endings]
 
 
 @pytest.mark.parametrize("seed", range(20))
