@@ -1,6 +1,7 @@
 """Samplers against their definitions, learners against autograd, training against its bounds."""
 import itertools
 import json
+import math
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import tasks
 import train
 from gril import MultistepGRIL, construct_multistep
 from lra_data import generate_listops
-from tasks import (TASKS, Task, as_learner, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
+from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
                    newton, ridge, sensitivity, zero)
 from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
 from tokens import prepare
@@ -77,6 +78,14 @@ def test_a_stream_goes_on_where_it_was():
     assert torch.equal(next(stream).s, expected.s)
 
 
+@pytest.mark.parametrize("world", (2, 4))
+def test_the_shares_of_a_batch_are_the_batch(world):
+    whole, shares = Task().stream(5, 8), [Task().stream(5, 8, "cpu", rank, world) for rank in range(world)]
+    for _ in range(2):
+        parts = zip(*(next(share) for share in shares))
+        assert all(torch.equal(torch.cat(part), all_) for part, all_ in zip(parts, next(whole)))
+
+
 # --------------------------------------------------------------------------------------------------------- learners
 
 @pytest.mark.parametrize("etas", ([0.7], [0.2, 0.5], [0.1, 0.2, 0.3]))
@@ -133,17 +142,17 @@ def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
           delta=(delta_rule(beta)(x, y, x_query)[0], D @ x_query[0]))
 
 
-def monte_carlo(f, N, tasks):
-    task = Task(f=f, N=N)
+def monte_carlo(f, N, tasks, scale=1.0, weight_scale=1.0):
+    task = Task(f=f, N=N, scale=scale, weight_scale=weight_scale)
     eta, loss = task.optimal()
     score = evaluate(task, {"gd": as_learner(gradient_descent([eta])), "zero": as_learner(zero)}, tasks,
                      seed=1, sensitivities=2)
-    return score["gd"]["loss"] / loss, score["zero"]["loss"] / (f / 24)
+    return score["gd"]["loss"] / loss, score["zero"]["loss"] / (f / 24 * scale ** 2 * weight_scale ** 2)
 
 
-@pytest.mark.parametrize("f, N", ((10, 10), (3, 20), (20, 5)))
-def test_closed_form_against_monte_carlo(f, N):
-    gd, nothing = monte_carlo(f, N, 60_000)
+@pytest.mark.parametrize("f, N, scale, weight_scale", ((10, 10, 1, 1), (3, 20, 1, 2), (20, 5, 0.5, 3)))
+def test_closed_form_against_monte_carlo(f, N, scale, weight_scale):
+    gd, nothing = monte_carlo(f, N, 60_000, scale, weight_scale)
     assert abs(gd - 1) < 0.012 and abs(nothing - 1) < 0.012            # standard error about 0.3 %
 
 
@@ -182,6 +191,17 @@ def test_calibration_comes_close_to_the_line_search():
     assert 0.999 < scores["calibrated"]["loss"] / scores["tuned"]["loss"] < 1.05
 
 
+@pytest.mark.parametrize("change", ("name", "f", "N", "K", "scale", "weight_scale", "tasks", "calibrate", "steps"))
+def test_step_sizes_found_for_one_task_are_not_anothers(monkeypatch, change):
+    found = itertools.count()
+    monkeypatch.setattr(tasks, "_TUNED", {})
+    monkeypatch.setattr(tasks, "tune", lambda *args: next(found))
+    assert Task().tuned(2) == Task().tuned(2) == 0
+    sizes = {} if change in ("name", "steps") else {change: 7}
+    other = TASKS["nonlinear_regression"]() if change == "name" else Task(**sizes)
+    assert other.tuned(3 if change == "steps" else 2) == 1
+
+
 # ---------------------------------------------------------------------------------------------------------- metrics
 
 def test_metrics_of_known_predictors():
@@ -193,6 +213,70 @@ def test_metrics_of_known_predictors():
     assert scores["2W"]["sensitivity_l2"] == pytest.approx(W.norm().item(), rel=1e-5)
     batch = draw(task, 7)
     agree(1e-6, jacobian=(sensitivity(predictors["W"], batch), W.flatten().expand(7, -1)))
+
+
+def test_likeness_is_measured_within_each_task():
+    """Predictors whose Jacobians are another in every task: means over tasks of numbers of one task."""
+    task = Task(f=3, N=5)
+    predictors = {"first": lambda batch, x: x * batch.x[:, 0], "second": lambda batch, x: x * batch.x[:, 1]}
+    generator = torch.Generator().manual_seed(4)
+    scores = evaluate(task, predictors, 40, seed=4, sensitivities=20)["second"]
+    batch, probe = task.sample(40, generator), task.sample(20, generator)
+    cosines = [torch.dot(a, b) / a.norm() / b.norm() for a, b in probe.x[:, :2]]
+    distances = [(a - b).norm() for a, b in probe.x[:, :2]]
+    answers = [(x[-1] * (x[0] - x[1])).norm() for x in batch.x]
+    losses = [0.5 * (x[-1] * x[1] - y[-1]).square().mean() for x, y in zip(batch.x, batch.y)]
+    for key, values in dict(cosine=cosines, sensitivity_l2=distances, prediction_l2=answers, loss=losses).items():
+        assert scores[key] == pytest.approx(sum(values).item() / len(values), rel=1e-5), key
+
+
+LOSSES = dict.fromkeys(TASKS, lambda prediction, y: 0.5 * (prediction - y).square().mean()) | dict(
+    binary_classification=lambda logits, y: -(y * logits.sigmoid().log() + (1 - y) * (-logits).sigmoid().log()).mean(),
+    softmax_classification=lambda logits, y: F.cross_entropy(logits, y.argmax(-1)))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_number_is_of_the_predictor_that_it_names(monkeypatch, name):
+    """Trained and "constructed" are two random models here, and neither is gradient descent."""
+    torch.manual_seed(0)
+    task = TASKS[name](f=3, N=4, K=4, tasks=300)
+    trained, other = task.model(), task.model()
+    monkeypatch.setattr(task, "constructed", lambda: other)
+    result, row = task.report(trained, 20_007), task.validate(trained)
+    for got, seed, count, probes in ((result, 20_007, 300, 300), (row, 30_000, 1000, 100)):
+        generator = torch.Generator().manual_seed(seed)
+        (x, y, s), probe = task.sample(count, generator), task.sample(probes, generator)
+        gd = gradient_descent(task.eta if isinstance(task.eta, list) else [task.eta], task.residual)
+        with torch.no_grad():
+            answers = dict(loss=trained(s)[:, -1], gd_loss=gd(x[:, :-1], y[:, :-1], x[:, -1]),
+                           constructed_loss=other(s)[:, -1], zero_loss=torch.zeros_like(y[:, -1]))
+        expected = {key: LOSSES[name](answer, y[:, -1]).item() for key, answer in answers.items()}
+        ours, theirs = sensitivity(as_predictor(task, trained), probe), sensitivity(as_learner(gd), probe)
+        expected |= dict(prediction_l2=(answers["loss"] - answers["gd_loss"]).norm(dim=1).mean().item(),
+                         cosine=F.cosine_similarity(ours, theirs, -1).mean().item(),
+                         sensitivity_l2=(ours - theirs).norm(dim=1).mean().item())
+        assert len(set(expected.values())) == 7
+        assert got == got | {key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in expected.items() if key in got}
+    assert result.keys() > expected.keys() and row.keys() == {"loss", "gd_loss", "prediction_l2", "cosine", "sensitivity_l2"}
+    assert result["eta"] == task.eta and result["optimal_loss"] == (task.optimal() or (0, None))[1]
+    assert result["parameters"] == sum(p.numel() for p in trained.parameters())
+    if name.endswith("classification"):
+        assert result["zero_loss"] == pytest.approx(math.log(4 if name.startswith("softmax") else 2), rel=1e-5)
+
+
+def test_the_table_of_a_run_divides_by_gradient_descent():
+    result = dict(model="no_window", loss=0.3, constructed_loss=0.2, gd_loss=0.25, optimal_loss=0.24, zero_loss=0.5,
+                  cosine=0.9, sensitivity_l2=0.11, prediction_l2=0.22, Q_distance=0.3, q_distance=0.4, A_distance=0.6,
+                  gain=[5.0], eta=6.0)
+    said = Task(tasks=1234).table(result).splitlines()
+    assert "the same 1,234 fresh tasks" in said[0] and said[0].endswith("÷ gradient descent")
+    numbers = {line[:36].strip(): [float(word) for word in line[36:].split()] for line in said[1:6]}
+    assert numbers == {"trained no_window": [0.3, 1.2], "constructed GRIL": [0.2, 0.8], "gradient descent": [0.25, 1.0],
+                       "its closed form": [0.24, 0.96], "zero predictor": [0.5, 2.0]}
+    rest = "\n".join(said[6:])
+    for text in ("cosine of sensitivities 0.90000, their L2 distance 0.1100, of predictions 0.2200", "Q 0.3000, q 0.4000",
+                 "mean of |A - 1| 0.6000", "step size in the weights: 5.000; of gradient descent: 6.000"):
+        assert text in rest
 
 
 @pytest.mark.parametrize("name", TASKS)
