@@ -215,17 +215,21 @@ def test_metrics_of_known_predictors():
     agree(1e-6, jacobian=(sensitivity(predictors["W"], batch), W.flatten().expand(7, -1)))
 
 
-def test_likeness_is_measured_within_each_task():
-    """Predictors whose Jacobians are another in every task: means over tasks of numbers of one task."""
-    task = Task(f=3, N=5)
+@pytest.mark.parametrize("f, N, parts", ((3, 5, (40,)), (200, 199, (100, 30))))
+def test_likeness_is_measured_within_each_task(f, N, parts):
+    """Predictors whose Jacobians are another in every task: means over tasks of numbers of one task.
+
+    Where tasks are large, they are drawn a part at a time.
+    """
+    task = Task(f=f, N=N)
     predictors = {"first": lambda batch, x: x * batch.x[:, 0], "second": lambda batch, x: x * batch.x[:, 1]}
     generator = torch.Generator().manual_seed(4)
-    scores = evaluate(task, predictors, 40, seed=4, sensitivities=20)["second"]
-    batch, probe = task.sample(40, generator), task.sample(20, generator)
+    scores = evaluate(task, predictors, sum(parts), seed=4, sensitivities=20)["second"]
+    batches, probe = [task.sample(n, generator) for n in parts], task.sample(20, generator)
     cosines = [torch.dot(a, b) / a.norm() / b.norm() for a, b in probe.x[:, :2]]
     distances = [(a - b).norm() for a, b in probe.x[:, :2]]
-    answers = [(x[-1] * (x[0] - x[1])).norm() for x in batch.x]
-    losses = [0.5 * (x[-1] * x[1] - y[-1]).square().mean() for x, y in zip(batch.x, batch.y)]
+    answers = [(x[-1] * (x[0] - x[1])).norm() for batch in batches for x in batch.x]
+    losses = [0.5 * (x[-1] * x[1] - y[-1]).square().mean() for batch in batches for x, y in zip(batch.x, batch.y)]
     for key, values in dict(cosine=cosines, sensitivity_l2=distances, prediction_l2=answers, loss=losses).items():
         assert scores[key] == pytest.approx(sum(values).item() / len(values), rel=1e-5), key
 
@@ -302,6 +306,16 @@ def test_recovered_sees_through_the_shared_scale_and_nothing_else():
     with torch.no_grad():
         model.Q[0, 2] = 0.1 * model.Q[1, 0]
     assert tasks.recovered(model, 10)["Q_distance"] == pytest.approx(0.1)
+    with torch.no_grad():
+        model.A[::2] = 1.2
+        model.A[1::2] = 0.8
+    assert tasks.recovered(model, 10)["A_distance"] == pytest.approx(0.2)
+    scalar = TASKS["scalar_regression"](f=3, N=5).constructed()
+    with torch.no_grad():
+        scalar.Psi[0, 4] = 0.3
+        scalar.A[:] = torch.tensor([1.3, 0.7, 1.3])
+    found = tasks.recovered(scalar, 5)
+    assert found["PsiTheta_distance"] == pytest.approx(0.3) and found["A_distance"] == pytest.approx(0.3)
     for loops, distance in ((1, 0), (2, 0.3)):                  # W = 0 makes the second head idle, but a loop comes back to it
         model = construct_multistep(MultistepGRIL(3, 1, loops=loops), 1.0, 10)
         with torch.no_grad():
@@ -375,14 +389,40 @@ def test_other_sizes_become_gradient_descent(tmp_path, task, f, N):
     assert result.get("q_distance", 0) < 0.03
 
 
-def test_paper_recipes():
-    recipes = {name: task.recipes["paper"] for name, task in TASKS.items()}
-    assert recipes["scalar_regression"] == dict(tasks.SIZES, **tasks.LOOP, steps=300_000, batch=64, lr=2e-4, warmup=3000,
-                                                recurrent_lr=1e-4, weight_decay=0.05, clip=0.0) | dict(hidden=20)
-    assert recipes["nd_regression"]["recurrent_lr"] * 2 == recipes["nd_regression"]["lr"] == 2e-4
-    assert (recipes["binary_classification"]["lr"], recipes["binary_classification"]["weight_decay"]) == (1.23e-4, 5.17e-3)
-    assert (recipes["softmax_classification"]["lr"], recipes["softmax_classification"]["weight_decay"]) == (1.56e-4, 8.45e-5)
-    assert recipes["multistep_regression"]["calibrate"] == 1000
+@pytest.mark.parametrize("name, own", (                                # App. B.1, B.2, B.4 and Table 4
+    ("scalar_regression", dict(weight_decay=0.05, hidden=20)), ("nd_regression", {}),
+    ("multistep_regression", dict(layers=2, calibrate=1000)), ("nonlinear_regression", {}),
+    ("binary_classification", dict(lr=1.23e-4, recurrent_lr=1.23e-4, weight_decay=5.17e-3)),
+    ("softmax_classification", dict(lr=1.56e-4, recurrent_lr=1.56e-4, weight_decay=8.45e-5))))
+def test_paper_recipes(name, own):
+    shared = dict(f=10, n=10, k=3, layers=1, hidden=None, width=0, heads=0, scale=1.0, weight_scale=1.0, tasks=10_000,
+                  calibrate=None, steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, weight_decay=0.0, warmup=3000, clip=0.0)
+    assert TASKS[name].recipes["paper"] == {**tasks.LOOP, **shared, **own}
+
+
+def test_gd_dagger_starts_at_the_steps_of_gradient_descent():
+    task = TASKS["nonlinear_regression"](f=3, N=5, layers=2, tasks=200)
+    assert (5 * task.model("gd_dagger").linear.beta).flatten().tolist() == pytest.approx(task.tuned(2))
+    result = task.report(task.model("gd_dagger"), 3)
+    assert result["parameters"] == 2 + 3 * 3 + 3                # β of both layers and the gated unit: the rest is frozen
+
+
+@pytest.mark.parametrize("recipe, task, model, expected", (
+    ("default", "nd_regression", "s5", dict(lr=3e-3, recurrent_lr=3e-3, weight_decay=0.0, layers=1)),
+    ("default", "multistep_regression", "s5", dict(lr=3e-3, recurrent_lr=3e-3, weight_decay=0.0, layers=2)),
+    ("paper", "nd_regression", "s5", dict(lr=1e-4, recurrent_lr=1e-4, weight_decay=0.0, layers=1)),
+    ("paper", "nd_regression", "mamba_lp", dict(lr=1e-4, recurrent_lr=1e-4, weight_decay=0.01, layers=4)),
+    ("paper", "nd_regression", "griffin_lp", dict(lr=2e-4, recurrent_lr=2e-4, weight_decay=0.0, layers=4)),
+    ("paper", "scalar_regression", "griffin_lp", dict(lr=1e-4, recurrent_lr=1e-4, weight_decay=0.0, layers=4))))
+def test_another_model_trains_with_its_own_rates(tmp_path, recipe, task, model, expected):
+    """App. B.3; what is typed still counts."""
+    words = ["--task", task, "--recipe", recipe, "--model", model, *"--f 3 --n 4 --tasks 20 --steps 1 --batch 3".split(),
+             "--width", "24", "--quiet", "--out", str(tmp_path / "run")]
+    result = train.main(words)
+    assert result == result | expected | dict(batch=3, width=24, steps=1)
+    _, network, _ = train.load(tmp_path / "run")
+    assert len(network.layers) == expected["layers"] and {m.normalized_shape for m in network.modules()
+                                                          if hasattr(m, "normalized_shape")} == {(24,)}
 
 
 def test_the_paper_recipe_runs(tmp_path):

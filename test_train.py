@@ -463,7 +463,7 @@ def test_plain_torch_load_reads_the_files(whole):
     task, model, result = train.load(whole["toy"][1])
     task.folder = Path(whole["toy"][0][-1])
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
-    assert task.report(model.eval(), 0)["test_accuracy"] == result["test_accuracy"]
+    assert task.report(model.eval(), 0).items() <= result.items() and result["best_step"] < result["steps"]
 
 
 # ----------------------------------------------------------------------------------------------------- several processes
@@ -595,7 +595,8 @@ def scripted(monkeypatch, validation, test=None):
 
 
 @pytest.mark.parametrize("higher, validation, chosen", ((True, [0.5, 0.7, 0.6, 0.7, 0.9], 2),
-                                                        (False, [0.5, 0.7, 0.4, 0.6, 0.5, 0.1], 3)))
+                                                        (False, [0.5, 0.7, 0.4, 0.6, 0.5, 0.1], 3),
+                                                        (True, [math.nan, 0.6, 0.5, 0.6, 0.9], 2)))
 def test_early_stopping_and_the_best_weights(data, tmp_path, monkeypatch, higher, validation, chosen):
     monkeypatch.setitem(Toy.recipes, "tiny", dict(Toy.recipes["tiny"], higher=higher, patience=2))
     seen = scripted(monkeypatch, validation)
@@ -667,10 +668,21 @@ def test_a_run_is_adamw_on_fresh_clipped_gradients(data, tmp_path, monkeypatch, 
 
 def test_every_step_share_and_seed_has_dropout_of_its_own(data, tmp_path, monkeypatch):
     seen, plain = [], Toy.loss
-    monkeypatch.setattr(Toy, "loss", lambda self, *args: seen.append(torch.initial_seed()) or plain(self, *args))
+
+    def loss(self, model, batch):
+        assert model.training                                           # also after a validation
+        seen.append(torch.initial_seed())
+        return plain(self, model, batch)
+    monkeypatch.setattr(Toy, "loss", loss)
     for seed in ("0", "1", "2"):
-        train.main([*TOY, "--data", data, "--steps", "3", "--accumulate", "2", "--seed", seed, "--out", str(tmp_path / seed)])
+        train.main([*TOY, "--data", data, "--steps", "3", "--evaluate-every", "1", "--accumulate", "2", "--seed", seed,
+                    "--out", str(tmp_path / seed)])
     assert len(set(seen)) == len(seen) == 3 * 3 * 2
+
+
+def test_the_last_step_is_validated_too(data, tmp_path):
+    train.main([*TOY, "--data", data, "--steps", "7", "--out", str(tmp_path / "run")])
+    assert [row["step"] for row in csv.DictReader(open(tmp_path / "run/metrics.csv"))] == ["5", "7"]
 
 
 LOWER = {       # what trains at the lower rate, undecayed, by family
