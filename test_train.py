@@ -230,7 +230,8 @@ def whole(data, tmp_path_factory):
     """Uninterrupted runs: (words of the command, folder) by name, trained when first asked for."""
     folder = tmp_path_factory.mktemp("whole")
     toy = [*TOY, "--data", data]
-    commands = dict(toy=toy, turns=[*toy, "--accumulate", "2"], prompt=list(SHORT), listops=tiny("listops", data), text=tiny("text_file", data),
+    commands = dict(toy=toy, turns=[*toy, "--accumulate", "2"], prompt=list(SHORT),
+                    listops=tiny("listops", data), text=tiny("text_file", data),
                     stateful=tiny("text_file", data, "--stateful"))
 
     class Runs(dict):
@@ -258,11 +259,12 @@ def test_killed_in_a_step_a_validation_a_write(whole, tmp_path, name, faults):
 
 
 def kill_at_random(words, folder, whole, kills, seconds):
-    """By the clock, or before a random call of one of four, until so many met a running process; at how many checkpoints."""
+    """By the clock or before a random call, until so many met a process; the checkpoints seen."""
     moments, steps, met = random.Random(0), set(), 0
     for i in range(5 * kills):
         place = (moments.choice(("loss", "validate", "fsync", "replace")), moments.randint(1, 9), kill)
-        process = start([*words, "--resume", "--out", folder], folder.with_suffix(".log"), place if i % 2 == 0 else None)
+        process = start([*words, "--resume", "--out", folder], folder.with_suffix(".log"),
+                        place if i % 2 == 0 else None)
         process.join(moments.uniform(0, seconds) if i % 2 else 60)
         process.kill()
         code = finish(process)
@@ -270,7 +272,7 @@ def kill_at_random(words, folder, whole, kills, seconds):
         met += code == -signal.SIGKILL
         if met == kills:
             break
-        if code == 0:                                           # it came to its end first: from the beginning, then
+        if code == 0:                                           # it came to its end: begin again
             shutil.rmtree(folder)
         steps.update(train.read(path)["step"] for path in [folder / "last.pt"] if path.exists())
     assert met == kills
@@ -294,7 +296,8 @@ def test_killed_at_twenty_random_moments(whole, tmp_path, name):
              "--checkpoint-every", "7", "--evaluate-every", "5"]
     begin = time.monotonic()
     assert run(tmp_path / "whole", *words)[0] == 0
-    assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, 0.1 * (time.monotonic() - begin)) > 5
+    seconds = 0.1 * (time.monotonic() - begin)
+    assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, seconds) > 5
 
 
 @pytest.mark.parametrize("header", ("", "step,train_lo"))
@@ -435,7 +438,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_differs(whole, stopped
 def test_a_resumed_run_may_change_its_machine_and_no_number(stopped):
     config = train.read(stopped / "last.pt")["config"]
     may = {"device", "threads", "accumulate", "checkpoint_every"}
-    assert config.keys() > {"batch", "lr", "recurrent_lr", "warmup", "clip", "dropout", "dtype", "evaluate_every"} | may
+    assert config.keys() > {"batch", "lr", "recurrent_lr", "warmup", "clip", "dropout"} | may
     for name in config:
         try:
             refused = not train.read_checkpoint(stopped, dict(config, **{name: "another"}))
@@ -454,7 +457,7 @@ def test_seconds_count_on_after_a_stop(whole, stopped, tmp_path):
 
 
 def test_force_leaves_nothing_of_the_run_before(whole, tmp_path):
-    """A best.pt left over would be loaded instead of weights.pt, and rows of metrics.csv be drawn as this run's."""
+    """A best.pt left over would be loaded for weights.pt, rows of metrics.csv drawn as these."""
     shutil.copytree(whole["toy"][1], tmp_path / "run")
     for name in ("previous.pt", "figure.png"):
         (tmp_path / "run" / name).touch()
@@ -469,7 +472,8 @@ def test_plain_torch_load_reads_the_files(whole):
     task, model, result = train.load(whole["toy"][1])
     task.folder = Path(whole["toy"][0][-1])
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
-    assert task.report(model.eval(), 0).items() <= result.items() and result["best_step"] < result["steps"]
+    assert task.report(model.eval(), 0).items() <= result.items()
+    assert result["best_step"] < result["steps"]                # the last weights are others
 
 
 # ----------------------------------------------------------------------------------------------------- several processes
@@ -627,19 +631,20 @@ def test_the_test_score_of_the_chosen_weights_and_the_best_one(data, tmp_path, m
 
 @pytest.mark.parametrize("seed", ("0", "1", "2"))
 def test_the_toy_is_learned(data, tmp_path, seed):
-    result = train.main([*TOY, "--data", data, "--model", "linear", "--lr", "0.03", "--steps", "200", "--evaluate-every", "50",
-                         "--seed", seed, "--out", str(tmp_path / "run")])
+    result = train.main([*TOY, "--data", data, "--seed", seed, "--out", str(tmp_path / "run"),
+                         *"--model linear --lr 0.03 --steps 200 --evaluate-every 50".split()])
     assert result["test_accuracy"] > 0.85 and result["best_step"] % 50 == 0
 
 
 @pytest.mark.parametrize("seed, turns, clip", ((0, 1, 0.5), (5, 2, 0.5), (5, 1, 0)))
 def test_a_run_is_adamw_on_fresh_clipped_gradients(data, tmp_path, monkeypatch, seed, turns, clip):
-    """The same weights and losses from a loop without any of train.py, one parameter after another."""
-    decay, warmup, steps, streams, plain = 0.3, 3, 12, [], Toy.stream
-    monkeypatch.setattr(Toy, "stream", lambda self, *args: streams.append(args) or plain(self, *args))
-    train.main([*TOY, "--data", data, "--seed", str(seed), "--dtype", "float64", "--dropout", "0", "--clip", str(clip),
-                "--weight-decay", str(decay), "--warmup", str(warmup), "--steps", str(steps), "--evaluate-every", "1",
-                "--accumulate", str(turns), "--out", str(tmp_path / "run")])
+    """The same weights and losses from a loop without train.py, one parameter after another."""
+    decay, warmup, steps, seeds, stream = 0.3, 3, 12, [], Toy.stream
+    monkeypatch.setattr(Toy, "stream",
+                        lambda self, *args: seeds.append(args[0]) or stream(self, *args))
+    train.main([*TOY, "--data", data, "--seed", str(seed), "--out", str(tmp_path / "run"),
+                *f"--clip {clip} --weight-decay {decay} --warmup {warmup} --steps {steps}".split(),
+                *f"--dtype float64 --dropout 0 --evaluate-every 1 --accumulate {turns}".split()])
     monkeypatch.undo()
     torch.set_default_dtype(torch.float64)
     try:
@@ -648,7 +653,7 @@ def test_a_run_is_adamw_on_fresh_clipped_gradients(data, tmp_path, monkeypatch, 
         model = task.model()
     finally:
         torch.set_default_dtype(torch.float32)
-    stream = task.stream(streams[0][0], 8, "cpu")
+    stream = task.stream(seeds[0], 8, "cpu")
     rows = list(csv.DictReader(open(tmp_path / "run/metrics.csv")))
     named, norms = dict(model.named_parameters()), []
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in named.items()}
@@ -659,15 +664,16 @@ def test_a_run_is_adamw_on_fresh_clipped_gradients(data, tmp_path, monkeypatch, 
         share = min((step + 1) / warmup, (1 + math.cos(math.pi * step / steps)) / 2)
         for (name, p), g in zip(named.items(), gradients):
             recurrent = name in {f"1.mixer.{last}" for last in ("nu", "theta", "Q", "q", "beta")}
-            rate, g = share * (3e-3 if recurrent else 1e-2), g * min(1, (clip or math.inf) / norms[-1])
+            rate, shrink = (3e-3, 0) if recurrent else (1e-2, decay)
+            g = g * min(1, (clip or math.inf) / norms[-1])
             m, v = moments[name]
             m, v = moments[name] = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.square()
             m, v = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
-            p.data = (p - rate * (0 if recurrent else decay) * p - rate * m / (v.sqrt() + 1e-8)).detach()
+            p.data = p.data - share * rate * (shrink * p.data + m / (v.sqrt() + 1e-8))
         assert float(rows[step]["train_loss"]) == pytest.approx(loss.item(), abs=1e-6)
         assert float(rows[step]["lr"]) == pytest.approx(share * 1e-2)
         assert float(rows[step]["loss"]) == pytest.approx(task.score(model, "val")[0], abs=1e-6)
-    assert min(norms) < (clip or 1) < max(norms)                        # some were clipped, and some left alone
+    assert min(norms) < (clip or 1) < max(norms)                # some were clipped, some left alone
     weights = train.read(tmp_path / "run/last.pt")["model"]
     for name, p in named.items():
         torch.testing.assert_close(weights[name], p.data, rtol=0, atol=1e-5)
@@ -677,13 +683,13 @@ def test_every_step_share_and_seed_has_dropout_of_its_own(data, tmp_path, monkey
     seen, plain = [], Toy.loss
 
     def loss(self, model, batch):
-        assert model.training                                           # also after a validation
+        assert model.training                                   # also after a validation
         seen.append(torch.initial_seed())
         return plain(self, model, batch)
     monkeypatch.setattr(Toy, "loss", loss)
     for seed in ("0", "1", "2"):
-        train.main([*TOY, "--data", data, "--steps", "3", "--evaluate-every", "1", "--accumulate", "2", "--seed", seed,
-                    "--out", str(tmp_path / seed)])
+        train.main([*TOY, "--data", data, "--seed", seed, "--out", str(tmp_path / seed),
+                    *"--steps 3 --evaluate-every 1 --accumulate 2".split()])
     assert len(set(seen)) == len(seen) == 3 * 3 * 2
 
 
@@ -693,8 +699,9 @@ def test_the_last_step_is_validated_too(data, tmp_path):
 
 
 LOWER = {       # what trains at the lower rate, undecayed, by family
-    "gril": "nu theta Q q beta", "s5": "Lambda_re Lambda_im B log_Delta", "lru": "nu theta log_gamma B", "mamba": "A_log D",
-    "griffin": "Lambda", "transformer": "", "in context": "A", "attention in context": ""}
+    "gril": "nu theta Q q beta", "s5": "Lambda_re Lambda_im B log_Delta",
+    "lru": "nu theta log_gamma B", "mamba": "A_log D", "griffin": "Lambda", "transformer": "",
+    "in context": "A", "attention in context": ""}
 
 
 @pytest.mark.parametrize("task", ("image", "wikitext2", *train.IN_CONTEXT))
@@ -702,11 +709,12 @@ def test_exactly_these_parameters_train_at_the_lower_rate(task):
     kind = train.TASKS[task]
     made = kind(next(iter(kind.recipes.values())))
     if task in train.IN_CONTEXT:
-        own = dict.fromkeys(made.models(), "in context")
-        names = {**own, **{name: "attention in context" if "attention" in name else name for name in made.others()}}
+        names = dict.fromkeys(made.models(), "in context") | {
+            name: "attention in context" if "attention" in name else name for name in made.others()}
     else:
+        grils = ("gril_w1", "gril_alone", "linear_attention")
         table = lra.MODELS if task in lra.LRA else lm.MIXERS
-        names = {name: "gril" if name in ("gril_w1", "gril_alone", "linear_attention") else name for name in table}
+        names = {name: "gril" if name in grils else name for name in table}
     for name, family in names.items():
         with torch.device("meta"):
             model = made.model(name)
@@ -714,9 +722,11 @@ def test_exactly_these_parameters_train_at_the_lower_rate(task):
             model, dict(lr=1.0, recurrent_lr=0.25, weight_decay=0.5))}
         listed = sorted(id(p) for group in groups.values() for p in group["params"])
         assert listed == sorted(id(p) for p in model.parameters() if p.requires_grad), name
-        lower, other = ({path.split(".")[-1] for path in groups[key]["names"]} if key in groups else set()
+        lower, other = ({path.split(".")[-1] for path in groups.get(key, dict(names=[]))["names"]}
                         for key in ("recurrent", "other"))
-        expected = set() if "dagger" in name else set(LOWER[family.removesuffix("_lp")].split())      # GD† freezes A
+        expected = set(LOWER[family.removesuffix("_lp")].split())
+        if "dagger" in name:                                    # A is frozen
+            expected = set()
         assert lower == expected and not other & expected, name
         assert {key: (g["peak"], g["weight_decay"]) for key, g in groups.items()}.items() <= {
             "recurrent": (0.25, 0.0), "other": (1.0, 0.5)}.items(), name
@@ -953,7 +963,7 @@ def test_same_seed_same_bits(tmp_path):
 
 
 def test_no_two_uses_share_a_seed(tmp_path, monkeypatch):
-    """Training, validation, tuning and report draw tasks of their own; training and report, other ones for each --seed."""
+    """Training, validation, tuning and report; the first and the last anew for each --seed."""
     used, roles = {}, []
 
     class Recording(torch.Generator):
@@ -970,23 +980,26 @@ def test_no_two_uses_share_a_seed(tmp_path, monkeypatch):
                 roles.pop()
         return call
     monkeypatch.setattr(torch, "Generator", Recording)
-    for owner, name, role in ((Task, "stream", "training"), (Task, "validate", "validation"), (Task, "report", "report"),
-                              (tasks, "tune", "tuning")):
+    for owner, name, role in ((Task, "stream", "training"), (Task, "validate", "validation"),
+                              (Task, "report", "report"), (tasks, "tune", "tuning")):
         monkeypatch.setattr(owner, name, as_role(role, getattr(owner, name)))
-    starts, build = [], Task.model
-    monkeypatch.setattr(Task, "model", lambda self, name: starts.append(torch.initial_seed()) or build(self, name))
+    starts, model = [], Task.model
+    monkeypatch.setattr(Task, "model",
+                        lambda self, name: starts.append(torch.initial_seed()) or model(self, name))
     settings = list(itertools.product((0, 1, 2, 77), ((), ("--calibrate", "2"))))
     for run, (seed, more) in enumerate(settings):
         monkeypatch.setattr(tasks, "_TUNED", {})
-        train.main(["--task", "multistep_regression", "--seed", str(seed), *more, "--quiet", "--out", str(tmp_path / str(run)),
-                    *"--f 2 --n 3 --steps 1 --tasks 20 --batch 4".split()])
+        train.main(["--task", "multistep_regression", "--seed", str(seed), *more,
+                    *"--f 2 --n 3 --steps 1 --tasks 20 --batch 4 --quiet".split(),
+                    "--out", str(tmp_path / str(run))])
     assert used.keys() == {"training", "validation", "tuning", "report"}
     seeds = {role: [of[run] for run in range(len(settings))] for role, of in used.items()}
     for a, b in itertools.combinations(seeds, 2):
         assert not set.union(*seeds[a]) & set.union(*seeds[b]), (a, b)
     for role, count in (("training", 4), ("report", 4), ("validation", 1), ("tuning", 1)):
-        assert all(len(of) == 1 for of in seeds[role]) and len(set.union(*seeds[role])) == count, role
-    assert len(set(starts)) == 4                                                # and weights
+        assert all(len(of) == 1 for of in seeds[role]), role
+        assert len(set.union(*seeds[role])) == count, role
+    assert len(set(starts)) == 4                                # and weights
 
 
 # --------------------------------------------------------------------------------------- the command line, as typed
