@@ -285,7 +285,8 @@ def test_the_table_of_a_run_divides_by_gradient_descent():
     numbers = {line[:36].strip(): [float(word) for word in line[36:].split()] for line in said[1:6]}
     assert numbers == {
         "trained no_window": [0.3, 1.2], "constructed GRIL": [0.2, 0.8],
-        "gradient descent": [0.25, 1.0], "its closed form": [0.24, 0.96], "zero predictor": [0.5, 2.0]}
+        "gradient descent": [0.25, 1.0], "its closed form": [0.24, 0.96],
+        "zero predictor": [0.5, 2.0]}
     rest = "\n".join(said[6:])
     for text in ("cosine of sensitivities 0.90000, their L2 distance 0.1100, of predictions 0.2200",
                  "Q 0.3000, q 0.4000", "mean of |A - 1| 0.6000",
