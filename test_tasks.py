@@ -187,6 +187,12 @@ def test_tuned_steps_are_a_minimum_and_more_steps_are_better():
     assert abs(losses[1] / 0.141 - 1) < 0.03 and abs(losses[2] / 0.110 - 1) < 0.03
 
 
+def test_every_step_has_the_size_tuned_for_it():
+    sizes = dict(f=3, N=4, tasks=300)
+    etas = Task(**sizes).tuned(3)
+    assert TASKS["multistep_regression"](layers=3, **sizes).eta == etas and len(set(etas)) == 3
+
+
 def test_calibration_comes_close_to_the_line_search():
     """App. B.4: 1,000 optimiser steps on fresh batches; on the two steps together they lose next to nothing."""
     task, calibrated = TASKS["multistep_regression"](), TASKS["multistep_regression"](calibrate=1000)
@@ -245,10 +251,10 @@ LOSSES = dict.fromkeys(TASKS, lambda prediction, y: 0.5 * (prediction - y).squar
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_number_is_of_the_predictor_that_it_names(monkeypatch, name):
-    """Trained and "constructed" are two random models here, and neither is gradient descent."""
+    """Trained and "constructed" are random here, of two kinds, and neither is gradient descent."""
     torch.manual_seed(0)
     task = TASKS[name](f=3, N=4, K=4, tasks=300)
-    trained, other = task.model(), task.model()
+    trained, other = task.model(), task.model("s5")
     monkeypatch.setattr(task, "constructed", lambda: other)
     result, row = task.report(trained, 20_007), task.validate(trained)
     for got, seed, count, probes in ((result, 20_007, 300, 300), (row, 30_000, 1000, 100)):
@@ -269,7 +275,9 @@ def test_every_number_is_of_the_predictor_that_it_names(monkeypatch, name):
             assert got[key] == pytest.approx(expected[key].item(), rel=1e-4, abs=1e-6), key
     assert result.keys() > expected.keys()
     assert row.keys() == expected.keys() - {"constructed_loss", "zero_loss"}
-    assert result["eta"] == task.eta and result["optimal_loss"] == (task.optimal() or (0, None))[1]
+    one_step_linear = name in ("scalar_regression", "nd_regression")
+    assert result["optimal_loss"] == (closed_form(3, 4)[1] if one_step_linear else None)
+    assert result["eta"] == (closed_form(3, 4)[0] if one_step_linear else task.eta)
     assert result["parameters"] == sum(p.numel() for p in trained.parameters())
     if name.endswith("classification"):
         K = 4 if name.startswith("softmax") else 2
