@@ -314,6 +314,13 @@ def test_constructed_weights_score_as_explicit_gradient_descent(name):
                                            else [report["eta"]], rel=1e-5)
 
 
+def test_a_looped_layer_takes_as_many_steps_as_asked():
+    task = TASKS["multistep_regression"](f=3, N=5, layers=3)
+    layer, batch = construct_multistep(task.model("looped"), 0.7, 5), draw(task)
+    expected = as_learner(gradient_descent([0.7] * 3))(batch, batch.x[:, -1])
+    agree(1e-5, prediction=(tasks.query(layer, batch.s), expected))
+
+
 def test_recovered_sees_through_the_shared_scale_and_nothing_else():
     task = Task()
     model = task.constructed()

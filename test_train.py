@@ -459,7 +459,7 @@ def test_seconds_count_on_after_a_stop(whole, stopped, tmp_path):
 def test_force_leaves_nothing_of_the_run_before(whole, tmp_path):
     """A best.pt left over would be loaded for weights.pt, rows of metrics.csv drawn as these."""
     shutil.copytree(whole["toy"][1], tmp_path / "run")
-    for name in ("previous.pt", "figure.png"):
+    for name in ("previous.pt", "weights.pt", "figure.png"):
         (tmp_path / "run" / name).touch()
     args = train.arguments([*SHORT, "--force", "--out", str(tmp_path / "run")])
     train.run_folder(args, dict(task="nd_regression"))
