@@ -181,9 +181,10 @@ def test_the_recipe_for_a_dataset(tmp_path, monkeypatch, capsys):
     (tmp_path / "data/reviews").mkdir(parents=True)
     monkeypatch.delenv("GRIL_DATA", raising=False)
     for split, count in (("train", 40), ("val", 8), ("test", 8)):
-        lines = (f"{i % 2}\t{('bad', 'good')[i % 2]} film, number {i}" for i in range(count))
+        lines = (f"{i % 2}\t{5 * ('bad ', 'good ')[i % 2]}film, number {i}" for i in range(count))
         (tmp_path / f"data/reviews/{split}.tsv").write_text("\n".join(lines))
-    _, _, result = run(tmp_path, monkeypatch, recipe("A new dataset"), "--task reviews --steps 20 --batch 8")
+    words = "--task reviews --steps 20 --batch 8 --warmup 5"
+    _, _, result = run(tmp_path, monkeypatch, recipe("A new dataset"), words)
     assert result["test_rows"] == 8 and result["test_accuracy"] == 100                      # good or bad is easily told
     assert "reviews: accuracy" in capsys.readouterr().out
 

@@ -1,6 +1,7 @@
 """Samplers against their definitions, learners against autograd, training against its bounds."""
 import itertools
 import json
+import math
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ import tasks
 import train
 from gril import MultistepGRIL, construct_multistep
 from lra_data import generate_listops
-from tasks import (TASKS, Task, as_learner, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
-                   newton, ridge, sensitivity, zero)
+from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate,
+                   gradient_descent, longhorn, newton, ridge, sensitivity, zero)
 from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
 from tokens import prepare
 
@@ -77,6 +78,15 @@ def test_a_stream_goes_on_where_it_was():
     assert torch.equal(next(stream).s, expected.s)
 
 
+@pytest.mark.parametrize("world", (2, 4))
+def test_the_shares_of_a_batch_are_the_batch(world):
+    whole = Task().stream(5, 8)
+    shares = [Task().stream(5, 8, "cpu", rank, world) for rank in range(world)]
+    for _ in range(2):
+        parts = zip(*(next(share) for share in shares))
+        assert all(torch.equal(torch.cat(part), all_) for part, all_ in zip(parts, next(whole)))
+
+
 # --------------------------------------------------------------------------------------------------------- learners
 
 @pytest.mark.parametrize("etas", ([0.7], [0.2, 0.5], [0.1, 0.2, 0.3]))
@@ -133,17 +143,19 @@ def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
           delta=(delta_rule(beta)(x, y, x_query)[0], D @ x_query[0]))
 
 
-def monte_carlo(f, N, tasks):
-    task = Task(f=f, N=N)
+def monte_carlo(f, N, tasks, scale=1.0, weight_scale=1.0):
+    task = Task(f=f, N=N, scale=scale, weight_scale=weight_scale)
     eta, loss = task.optimal()
     score = evaluate(task, {"gd": as_learner(gradient_descent([eta])), "zero": as_learner(zero)}, tasks,
                      seed=1, sensitivities=2)
-    return score["gd"]["loss"] / loss, score["zero"]["loss"] / (f / 24)
+    nothing = f / 24 * scale ** 2 * weight_scale ** 2
+    return score["gd"]["loss"] / loss, score["zero"]["loss"] / nothing
 
 
-@pytest.mark.parametrize("f, N", ((10, 10), (3, 20), (20, 5)))
-def test_closed_form_against_monte_carlo(f, N):
-    gd, nothing = monte_carlo(f, N, 60_000)
+@pytest.mark.parametrize("f, N, scale, weight_scale",
+                         ((10, 10, 1, 1), (3, 20, 1, 2), (20, 5, 0.5, 3)))
+def test_closed_form_against_monte_carlo(f, N, scale, weight_scale):
+    gd, nothing = monte_carlo(f, N, 60_000, scale, weight_scale)
     assert abs(gd - 1) < 0.012 and abs(nothing - 1) < 0.012            # standard error about 0.3 %
 
 
@@ -175,11 +187,29 @@ def test_tuned_steps_are_a_minimum_and_more_steps_are_better():
     assert abs(losses[1] / 0.141 - 1) < 0.03 and abs(losses[2] / 0.110 - 1) < 0.03
 
 
+def test_every_step_has_the_size_tuned_for_it():
+    sizes = dict(f=3, N=4, tasks=300)
+    etas = Task(**sizes).tuned(3)
+    assert TASKS["multistep_regression"](layers=3, **sizes).eta == etas and len(set(etas)) == 3
+
+
 def test_calibration_comes_close_to_the_line_search():
     """App. B.4: 1,000 optimiser steps on fresh batches; on the two steps together they lose next to nothing."""
     task, calibrated = TASKS["multistep_regression"](), TASKS["multistep_regression"](calibrate=1000)
     scores = evaluate(task, {"tuned": as_learner(task.learner()), "calibrated": as_learner(calibrated.learner())}, 5_000, 1, 2)
     assert 0.999 < scores["calibrated"]["loss"] / scores["tuned"]["loss"] < 1.05
+
+
+@pytest.mark.parametrize("change", ("name", "f", "N", "K", "scale", "weight_scale", "tasks",
+                                    "calibrate", "steps"))
+def test_step_sizes_found_for_one_task_are_not_anothers(monkeypatch, change):
+    found = itertools.count()
+    monkeypatch.setattr(tasks, "_TUNED", {})
+    monkeypatch.setattr(tasks, "tune", lambda *args: next(found))
+    assert Task().tuned(2) == Task().tuned(2) == 0
+    sizes = {} if change in ("name", "steps") else {change: 7}
+    other = TASKS["nonlinear_regression"]() if change == "name" else Task(**sizes)
+    assert other.tuned(3 if change == "steps" else 2) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- metrics
@@ -195,6 +225,83 @@ def test_metrics_of_known_predictors():
     agree(1e-6, jacobian=(sensitivity(predictors["W"], batch), W.flatten().expand(7, -1)))
 
 
+@pytest.mark.parametrize("f, N, parts", ((3, 5, (40,)), (200, 199, (100, 30))))
+def test_likeness_is_measured_within_each_task(f, N, parts):
+    """Jacobians that are another in every task; large tasks are drawn a part at a time."""
+    task = Task(f=f, N=N)
+    predictors = {"first": lambda batch, x: x * batch.x[:, 0],
+                  "second": lambda batch, x: x * batch.x[:, 1]}
+    generator = torch.Generator().manual_seed(4)
+    scores = evaluate(task, predictors, sum(parts), seed=4, sensitivities=20)["second"]
+    batches, probe = [task.sample(n, generator) for n in parts], task.sample(20, generator)
+    cosines = [torch.dot(a, b) / a.norm() / b.norm() for a, b in probe.x[:, :2]]
+    distances = [(a - b).norm() for a, b in probe.x[:, :2]]
+    answers = [(x[-1] * (x[0] - x[1])).norm() for batch in batches for x in batch.x]
+    losses = [0.5 * (x[-1] * x[1] - y[-1]).square().mean()
+              for batch in batches for x, y in zip(batch.x, batch.y)]
+    expected = dict(cosine=cosines, sensitivity_l2=distances, prediction_l2=answers, loss=losses)
+    for key, values in expected.items():
+        assert scores[key] == pytest.approx(sum(values).item() / len(values), rel=1e-5), key
+
+
+LOSSES = dict.fromkeys(TASKS, lambda prediction, y: 0.5 * (prediction - y).square().mean()) | dict(
+    binary_classification=lambda logits, y: -((2 * y - 1) * logits).sigmoid().log().mean(),
+    softmax_classification=lambda logits, y: F.cross_entropy(logits, y.argmax(-1)))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_number_is_of_the_predictor_that_it_names(monkeypatch, name):
+    """Trained and "constructed" are random here, of two kinds, and neither is gradient descent."""
+    torch.manual_seed(0)
+    task = TASKS[name](f=3, N=4, K=4, tasks=300)
+    trained, other = task.model(), task.model("s5")
+    monkeypatch.setattr(task, "constructed", lambda: other)
+    result, row = task.report(trained, 20_007), task.validate(trained)
+    for got, seed, count, probes in ((result, 20_007, 300, 300), (row, 30_000, 1000, 100)):
+        generator = torch.Generator().manual_seed(seed)
+        (x, y, s), probe = task.sample(count, generator), task.sample(probes, generator)
+        gd = gradient_descent(task.eta if isinstance(task.eta, list) else [task.eta], task.residual)
+        with torch.no_grad():
+            answers = dict(loss=trained(s)[:, -1], gd_loss=gd(x[:, :-1], y[:, :-1], x[:, -1]),
+                           constructed_loss=other(s)[:, -1], zero_loss=torch.zeros_like(y[:, -1]))
+        expected = {key: LOSSES[name](answer, y[:, -1]) for key, answer in answers.items()}
+        ours = sensitivity(as_predictor(task, trained), probe)
+        theirs = sensitivity(as_learner(gd), probe)
+        expected |= dict(prediction_l2=(answers["loss"] - answers["gd_loss"]).norm(dim=1).mean(),
+                         cosine=F.cosine_similarity(ours, theirs, -1).mean(),
+                         sensitivity_l2=(ours - theirs).norm(dim=1).mean())
+        assert len({value.item() for value in expected.values()}) == 7
+        for key in expected.keys() & got.keys():
+            assert got[key] == pytest.approx(expected[key].item(), rel=1e-4, abs=1e-6), key
+    assert result.keys() > expected.keys()
+    assert row.keys() == expected.keys() - {"constructed_loss", "zero_loss"}
+    one_step_linear = name in ("scalar_regression", "nd_regression")
+    assert result["optimal_loss"] == (closed_form(3, 4)[1] if one_step_linear else None)
+    assert result["eta"] == (closed_form(3, 4)[0] if one_step_linear else task.eta)
+    assert result["parameters"] == sum(p.numel() for p in trained.parameters())
+    if name.endswith("classification"):
+        K = 4 if name.startswith("softmax") else 2
+        assert result["zero_loss"] == pytest.approx(math.log(K), rel=1e-5)
+
+
+def test_the_table_of_a_run_divides_by_gradient_descent():
+    result = dict(model="no_window", loss=0.3, constructed_loss=0.2, gd_loss=0.25, zero_loss=0.5,
+                  optimal_loss=0.24, cosine=0.9, sensitivity_l2=0.11, prediction_l2=0.22,
+                  Q_distance=0.3, q_distance=0.4, A_distance=0.6, gain=[5.0], eta=6.0)
+    said = Task(tasks=1234).table(result).splitlines()
+    assert "the same 1,234 fresh tasks" in said[0] and said[0].endswith("÷ gradient descent")
+    numbers = {line[:36].strip(): [float(word) for word in line[36:].split()] for line in said[1:6]}
+    assert numbers == {
+        "trained no_window": [0.3, 1.2], "constructed GRIL": [0.2, 0.8],
+        "gradient descent": [0.25, 1.0], "its closed form": [0.24, 0.96],
+        "zero predictor": [0.5, 2.0]}
+    rest = "\n".join(said[6:])
+    for text in ("cosine of sensitivities 0.90000, their L2 distance 0.1100, of predictions 0.2200",
+                 "Q 0.3000, q 0.4000", "mean of |A - 1| 0.6000",
+                 "step size in the weights: 5.000; of gradient descent: 6.000"):
+        assert text in rest
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_constructed_weights_score_as_explicit_gradient_descent(name):
     task = TASKS[name](f=4, N=6, tasks=500)
@@ -205,6 +312,13 @@ def test_constructed_weights_score_as_explicit_gradient_descent(name):
         assert report.get(key, 0) == 0
     assert report["gain"] == pytest.approx(report["eta"] if isinstance(report["gain"], float) or len(report["gain"]) > 1
                                            else [report["eta"]], rel=1e-5)
+
+
+def test_a_looped_layer_takes_as_many_steps_as_asked():
+    task = TASKS["multistep_regression"](f=3, N=5, layers=3)
+    layer, batch = construct_multistep(task.model("looped"), 0.7, 5), draw(task)
+    expected = as_learner(gradient_descent([0.7] * 3))(batch, batch.x[:, -1])
+    agree(1e-5, prediction=(tasks.query(layer, batch.s), expected))
 
 
 def test_recovered_sees_through_the_shared_scale_and_nothing_else():
@@ -218,6 +332,17 @@ def test_recovered_sees_through_the_shared_scale_and_nothing_else():
     with torch.no_grad():
         model.Q[0, 2] = 0.1 * model.Q[1, 0]
     assert tasks.recovered(model, 10)["Q_distance"] == pytest.approx(0.1)
+    with torch.no_grad():
+        model.A[::2] = 1.2
+        model.A[1::2] = 0.8
+    assert tasks.recovered(model, 10)["A_distance"] == pytest.approx(0.2)
+    scalar = TASKS["scalar_regression"](f=3, N=5).constructed()
+    with torch.no_grad():
+        scalar.Psi[0, 4] = 0.3
+        scalar.A[:] = torch.tensor([1.3, 0.7, 1.3])
+    found = tasks.recovered(scalar, 5)
+    assert found["PsiTheta_distance"] == pytest.approx(0.3)
+    assert found["A_distance"] == pytest.approx(0.3)
     for loops, distance in ((1, 0), (2, 0.3)):                  # W = 0 makes the second head idle, but a loop comes back to it
         model = construct_multistep(MultistepGRIL(3, 1, loops=loops), 1.0, 10)
         with torch.no_grad():
@@ -291,14 +416,43 @@ def test_other_sizes_become_gradient_descent(tmp_path, task, f, N):
     assert result.get("q_distance", 0) < 0.03
 
 
-def test_paper_recipes():
-    recipes = {name: task.recipes["paper"] for name, task in TASKS.items()}
-    assert recipes["scalar_regression"] == dict(tasks.SIZES, **tasks.LOOP, steps=300_000, batch=64, lr=2e-4, warmup=3000,
-                                                recurrent_lr=1e-4, weight_decay=0.05, clip=0.0) | dict(hidden=20)
-    assert recipes["nd_regression"]["recurrent_lr"] * 2 == recipes["nd_regression"]["lr"] == 2e-4
-    assert (recipes["binary_classification"]["lr"], recipes["binary_classification"]["weight_decay"]) == (1.23e-4, 5.17e-3)
-    assert (recipes["softmax_classification"]["lr"], recipes["softmax_classification"]["weight_decay"]) == (1.56e-4, 8.45e-5)
-    assert recipes["multistep_regression"]["calibrate"] == 1000
+@pytest.mark.parametrize("name, own", (         # App. B.1, B.2, B.4 and Table 4
+    ("scalar_regression", dict(weight_decay=0.05, hidden=20)), ("nd_regression", {}),
+    ("multistep_regression", dict(layers=2, calibrate=1000)), ("nonlinear_regression", {}),
+    ("binary_classification", dict(lr=1.23e-4, recurrent_lr=1.23e-4, weight_decay=5.17e-3)),
+    ("softmax_classification", dict(lr=1.56e-4, recurrent_lr=1.56e-4, weight_decay=8.45e-5))))
+def test_paper_recipes(name, own):
+    shared = dict(f=10, n=10, k=3, layers=1, hidden=None, width=0, heads=0, scale=1.0,
+                  weight_scale=1.0, tasks=10_000, calibrate=None, steps=300_000, batch=64, lr=2e-4,
+                  recurrent_lr=1e-4, weight_decay=0.0, warmup=3000, clip=0.0)
+    assert TASKS[name].recipes["paper"] == {**tasks.LOOP, **shared, **own}
+
+
+def test_gd_dagger_starts_at_the_steps_of_gradient_descent():
+    task = TASKS["nonlinear_regression"](f=3, N=5, layers=2, tasks=200)
+    model = task.model("gd_dagger")
+    assert (5 * model.linear.beta).flatten().tolist() == pytest.approx(task.tuned(2))
+    trained = 2 + 3 * 3 + 3                                     # β of both layers, the gated unit
+    assert task.report(model, 3)["parameters"] == trained
+
+
+@pytest.mark.parametrize("recipe, task, model, lr, decay, layers", (
+    ("default", "nd_regression", "s5", 3e-3, 0.0, 1),
+    ("default", "multistep_regression", "s5", 3e-3, 0.0, 2),
+    ("paper", "nd_regression", "s5", 1e-4, 0.0, 1),
+    ("paper", "nd_regression", "mamba_lp", 1e-4, 0.01, 4),
+    ("paper", "nd_regression", "griffin_lp", 2e-4, 0.0, 4),
+    ("paper", "scalar_regression", "griffin_lp", 1e-4, 0.0, 4)))
+def test_another_model_trains_with_its_own_rates(tmp_path, recipe, task, model, lr, decay, layers):
+    """App. B.3; what is typed still counts."""
+    result = train.main(["--task", task, "--recipe", recipe, "--model", model, "--width", "24",
+                         *"--f 3 --n 4 --tasks 20 --steps 1 --batch 3 --quiet".split(),
+                         "--out", str(tmp_path / "run")])
+    assert result == result | dict(lr=lr, recurrent_lr=lr, weight_decay=decay, layers=layers,
+                                   batch=3, width=24, steps=1)
+    _, network, _ = train.load(tmp_path / "run")
+    norms = [part for part in network.modules() if isinstance(part, torch.nn.LayerNorm)]
+    assert len(network.layers) == layers and {norm.normalized_shape for norm in norms} == {(24,)}
 
 
 def test_the_paper_recipe_runs(tmp_path):

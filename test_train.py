@@ -27,6 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import lm
+import lra
+import tasks
 import train
 from gril import Block, GrilMixer, known
 from tasks import Task
@@ -224,17 +227,24 @@ def assert_same(ours, theirs):
 
 @pytest.fixture(scope="session")
 def whole(data, tmp_path_factory):
-    """Uninterrupted runs: (words of the command, folder) by name."""
+    """Uninterrupted runs: (words of the command, folder) by name, trained when first asked for."""
     folder = tmp_path_factory.mktemp("whole")
-    commands = dict(toy=[*TOY, "--data", data], prompt=list(SHORT), listops=tiny("listops", data), text=tiny("text_file", data),
+    toy = [*TOY, "--data", data]
+    commands = dict(toy=toy, turns=[*toy, "--accumulate", "2"], prompt=list(SHORT),
+                    listops=tiny("listops", data), text=tiny("text_file", data),
                     stateful=tiny("text_file", data, "--stateful"))
-    for name, words in commands.items():
-        train.main([*words, "--out", str(folder / name)])
-    return {name: (words, folder / name) for name, words in commands.items()}
+
+    class Runs(dict):
+        def __missing__(self, name):
+            train.main([*commands[name], "--out", str(folder / name)])
+            self[name] = commands[name], folder / name
+            return self[name]
+    return Runs()
 
 
 @pytest.mark.parametrize("name, faults", (
     ("toy", [("loss", 14), ("validate", 2), ("fsync", 5), ("fsync", 4), ("replace", 4), ("loss", 15)]),
+    ("turns", [("loss", 27), ("validate", 2)]),
     ("prompt", [("loss", 31), ("validate", 1), ("fsync", 3), ("replace", 3)]),
     ("listops", [("loss", 14), ("validate", 2), ("fsync", 5), ("replace", 4)]),
     ("text", [("validate", 3), ("fsync", 4), ("loss", 12), ("replace", 5)]),
@@ -249,18 +259,26 @@ def test_killed_in_a_step_a_validation_a_write(whole, tmp_path, name, faults):
 
 
 def kill_at_random(words, folder, whole, kills, seconds):
-    """By the clock, or before a random call of one of four; how many met a running process, and after how many checkpoints."""
+    """By the clock or before a random call, until so many met a process; the checkpoints seen."""
     moments, steps, met = random.Random(0), set(), 0
-    for i in range(kills):
+    for i in range(5 * kills):
         place = (moments.choice(("loss", "validate", "fsync", "replace")), moments.randint(1, 9), kill)
-        process = start([*words, "--resume", "--out", folder], folder.with_suffix(".log"), place if i % 2 else None)
-        process.join(moments.uniform(0, seconds) if i % 2 == 0 else 60)
+        process = start([*words, "--resume", "--out", folder], folder.with_suffix(".log"),
+                        place if i % 2 == 0 else None)
+        process.join(moments.uniform(0, seconds) if i % 2 else 60)
         process.kill()
-        met += finish(process) == -signal.SIGKILL
+        code = finish(process)
+        assert code in (0, -signal.SIGKILL), folder.with_suffix(".log").read_text()
+        met += code == -signal.SIGKILL
+        if met == kills:
+            break
+        if code == 0:                                           # it came to its end: begin again
+            shutil.rmtree(folder)
         steps.update(train.read(path)["step"] for path in [folder / "last.pt"] if path.exists())
+    assert met == kills
     assert run(folder, *words, "--resume")[0] == 0
     assert_same(folder, whole)
-    return met, len(steps)
+    return len(steps)
 
 
 RUNS = ("toy", "prompt", "listops", "text", "stateful")
@@ -278,8 +296,8 @@ def test_killed_at_twenty_random_moments(whole, tmp_path, name):
              "--checkpoint-every", "7", "--evaluate-every", "5"]
     begin = time.monotonic()
     assert run(tmp_path / "whole", *words)[0] == 0
-    met, checkpoints = kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, 0.1 * (time.monotonic() - begin))
-    assert met == 20 and checkpoints > 5
+    seconds = 0.1 * (time.monotonic() - begin)
+    assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, seconds) > 5
 
 
 @pytest.mark.parametrize("header", ("", "step,train_lo"))
@@ -417,12 +435,45 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_differs(whole, stopped
     assert (stopped / "last.pt").read_bytes() == before
 
 
+def test_a_resumed_run_may_change_its_machine_and_no_number(stopped):
+    config = train.read(stopped / "last.pt")["config"]
+    may = {"device", "threads", "accumulate", "checkpoint_every"}
+    assert config.keys() > {"batch", "lr", "recurrent_lr", "warmup", "clip", "dropout"} | may
+    for name in config:
+        try:
+            refused = not train.read_checkpoint(stopped, dict(config, **{name: "another"}))
+        except ValueError as error:
+            refused = f"({name}: {config[name]} there, another here)" in str(error)
+        assert refused == (name not in may), name
+
+
+def test_seconds_count_on_after_a_stop(whole, stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
+    state = train.read(stopped / "last.pt")
+    train.save(tmp_path / "run/last.pt", dict(state, seconds=state["seconds"] + 5000))
+    result = train.main([*whole["toy"][0], "--out", str(tmp_path / "run"), "--resume"])
+    for seconds in (result["seconds"], train.read(tmp_path / "run/last.pt")["seconds"]):
+        assert state["seconds"] + 5000 < seconds < state["seconds"] + 5000 + 300
+
+
+def test_force_leaves_nothing_of_the_run_before(whole, tmp_path):
+    """A best.pt left over would be loaded for weights.pt, rows of metrics.csv drawn as these."""
+    shutil.copytree(whole["toy"][1], tmp_path / "run")
+    for name in ("previous.pt", "weights.pt", "figure.png"):
+        (tmp_path / "run" / name).touch()
+    args = train.arguments([*SHORT, "--force", "--out", str(tmp_path / "run")])
+    train.run_folder(args, dict(task="nd_regression"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+    assert json.loads((tmp_path / "run/config.json").read_text())["task"] == "nd_regression"
+
+
 def test_plain_torch_load_reads_the_files(whole):
     weights = torch.load(whole["toy"][1] / "best.pt", weights_only=True)
     task, model, result = train.load(whole["toy"][1])
     task.folder = Path(whole["toy"][0][-1])
     assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
-    assert task.report(model.eval(), 0)["test_accuracy"] == result["test_accuracy"]
+    assert task.report(model.eval(), 0).items() <= result.items()
+    assert result["best_step"] < result["steps"]                # the last weights are others
 
 
 # ----------------------------------------------------------------------------------------------------- several processes
@@ -554,7 +605,8 @@ def scripted(monkeypatch, validation, test=None):
 
 
 @pytest.mark.parametrize("higher, validation, chosen", ((True, [0.5, 0.7, 0.6, 0.7, 0.9], 2),
-                                                        (False, [0.5, 0.7, 0.4, 0.6, 0.5, 0.1], 3)))
+                                                        (False, [0.5, 0.7, 0.4, 0.6, 0.5, 0.1], 3),
+                                                        (True, [math.nan, 0.6, 0.5, 0.6, 0.9], 2)))
 def test_early_stopping_and_the_best_weights(data, tmp_path, monkeypatch, higher, validation, chosen):
     monkeypatch.setitem(Toy.recipes, "tiny", dict(Toy.recipes["tiny"], higher=higher, patience=2))
     seen = scripted(monkeypatch, validation)
@@ -577,9 +629,107 @@ def test_the_test_score_of_the_chosen_weights_and_the_best_one(data, tmp_path, m
     assert [float(row["test_accuracy"]) for row in rows] == [0.3, 0.4, 0.8, 0.1]
 
 
-def test_the_toy_is_learned(data, tmp_path):
-    result = train.main([*TOY, "--data", data, "--steps", "300", "--evaluate-every", "50", "--out", str(tmp_path / "run")])
+@pytest.mark.parametrize("seed", ("0", "1", "2"))
+def test_the_toy_is_learned(data, tmp_path, seed):
+    result = train.main([*TOY, "--data", data, "--seed", seed, "--out", str(tmp_path / "run"),
+                         *"--model linear --lr 0.03 --steps 200 --evaluate-every 50".split()])
     assert result["test_accuracy"] > 0.85 and result["best_step"] % 50 == 0
+
+
+@pytest.mark.parametrize("seed, turns, clip", ((0, 1, 0.5), (5, 2, 0.5), (5, 1, 0)))
+def test_a_run_is_adamw_on_fresh_clipped_gradients(data, tmp_path, monkeypatch, seed, turns, clip):
+    """The same weights and losses from a loop without train.py, one parameter after another."""
+    decay, warmup, steps, seeds, stream = 0.3, 3, 12, [], Toy.stream
+    monkeypatch.setattr(Toy, "stream",
+                        lambda self, *args: seeds.append(args[0]) or stream(self, *args))
+    train.main([*TOY, "--data", data, "--seed", str(seed), "--out", str(tmp_path / "run"),
+                *f"--clip {clip} --weight-decay {decay} --warmup {warmup} --steps {steps}".split(),
+                *f"--dtype float64 --dropout 0 --evaluate-every 1 --accumulate {turns}".split()])
+    monkeypatch.undo()
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(seed)
+        task = Toy(dict(Toy.recipes["tiny"], dropout=0.0), data)
+        model = task.model()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    stream = task.stream(seeds[0], 8, "cpu")
+    rows = list(csv.DictReader(open(tmp_path / "run/metrics.csv")))
+    named, norms = dict(model.named_parameters()), []
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in named.items()}
+    for step in range(steps):
+        loss = task.loss(model, next(stream))
+        gradients = torch.autograd.grad(loss, list(named.values()))
+        norms.append(math.sqrt(sum(g.square().sum().item() for g in gradients)))
+        share = min((step + 1) / warmup, (1 + math.cos(math.pi * step / steps)) / 2)
+        for (name, p), g in zip(named.items(), gradients):
+            recurrent = name in {f"1.mixer.{last}" for last in ("nu", "theta", "Q", "q", "beta")}
+            rate, shrink = (3e-3, 0) if recurrent else (1e-2, decay)
+            g = g * min(1, (clip or math.inf) / norms[-1])
+            m, v = moments[name]
+            m, v = moments[name] = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.square()
+            m, v = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
+            p.data = p.data - share * rate * (shrink * p.data + m / (v.sqrt() + 1e-8))
+        assert float(rows[step]["train_loss"]) == pytest.approx(loss.item(), abs=1e-6)
+        assert float(rows[step]["lr"]) == pytest.approx(share * 1e-2)
+        assert float(rows[step]["loss"]) == pytest.approx(task.score(model, "val")[0], abs=1e-6)
+    assert min(norms) < (clip or 1) < max(norms)                # some were clipped, some left alone
+    weights = train.read(tmp_path / "run/last.pt")["model"]
+    for name, p in named.items():
+        torch.testing.assert_close(weights[name], p.data, rtol=0, atol=1e-5)
+
+
+def test_every_step_share_and_seed_has_dropout_of_its_own(data, tmp_path, monkeypatch):
+    seen, plain = [], Toy.loss
+
+    def loss(self, model, batch):
+        assert model.training                                   # also after a validation
+        seen.append(torch.initial_seed())
+        return plain(self, model, batch)
+    monkeypatch.setattr(Toy, "loss", loss)
+    for seed in ("0", "1", "2"):
+        train.main([*TOY, "--data", data, "--seed", seed, "--out", str(tmp_path / seed),
+                    *"--steps 3 --evaluate-every 1 --accumulate 2".split()])
+    assert len(set(seen)) == len(seen) == 3 * 3 * 2
+
+
+def test_the_last_step_is_validated_too(data, tmp_path):
+    train.main([*TOY, "--data", data, "--steps", "7", "--out", str(tmp_path / "run")])
+    assert [row["step"] for row in csv.DictReader(open(tmp_path / "run/metrics.csv"))] == ["5", "7"]
+
+
+LOWER = {       # what trains at the lower rate, undecayed, by family
+    "gril": "nu theta Q q beta", "s5": "Lambda_re Lambda_im B log_Delta",
+    "lru": "nu theta log_gamma B", "mamba": "A_log D", "griffin": "Lambda", "transformer": "",
+    "in context": "A", "attention in context": ""}
+
+
+@pytest.mark.parametrize("task", ("image", "wikitext2", *train.IN_CONTEXT))
+def test_exactly_these_parameters_train_at_the_lower_rate(task):
+    kind = train.TASKS[task]
+    made = kind(next(iter(kind.recipes.values())))
+    if task in train.IN_CONTEXT:
+        names = dict.fromkeys(made.models(), "in context") | {
+            name: "attention in context" if "attention" in name else name for name in made.others()}
+    else:
+        grils = ("gril_w1", "gril_alone", "linear_attention")
+        table = lra.MODELS if task in lra.LRA else lm.MIXERS
+        names = {name: "gril" if name in grils else name for name in table}
+    for name, family in names.items():
+        with torch.device("meta"):
+            model = made.model(name)
+        groups = {group["name"]: group for group in train.parameter_groups(
+            model, dict(lr=1.0, recurrent_lr=0.25, weight_decay=0.5))}
+        listed = sorted(id(p) for group in groups.values() for p in group["params"])
+        assert listed == sorted(id(p) for p in model.parameters() if p.requires_grad), name
+        lower, other = ({path.split(".")[-1] for path in groups.get(key, dict(names=[]))["names"]}
+                        for key in ("recurrent", "other"))
+        expected = set(LOWER[family.removesuffix("_lp")].split())
+        if "dagger" in name:                                    # A is frozen
+            expected = set()
+        assert lower == expected and not other & expected, name
+        assert {key: (g["peak"], g["weight_decay"]) for key, g in groups.items()}.items() <= {
+            "recurrent": (0.25, 0.0), "other": (1.0, 0.5)}.items(), name
 
 
 def test_two_rates_warm_up_and_cosine(data, tmp_path, monkeypatch):
@@ -810,6 +960,46 @@ def test_same_seed_same_bits(tmp_path):
         train.main([*SHORT, "--seed", seed, "--out", str(tmp_path / name)])
     assert_same(tmp_path / "a", tmp_path / "b")
     assert not torch.equal(train.read(tmp_path / "a/weights.pt")["Q"], train.read(tmp_path / "c/weights.pt")["Q"])
+
+
+def test_no_two_uses_share_a_seed(tmp_path, monkeypatch):
+    """Training, validation, tuning and report; the first and the last anew for each --seed."""
+    used, roles = {}, []
+
+    class Recording(torch.Generator):
+        def manual_seed(self, seed):
+            used.setdefault(roles[-1], {}).setdefault(run, set()).add(seed)
+            return super().manual_seed(seed)
+
+    def as_role(role, plain):
+        def call(*args, **options):
+            roles.append(role)
+            try:
+                return plain(*args, **options)
+            finally:
+                roles.pop()
+        return call
+    monkeypatch.setattr(torch, "Generator", Recording)
+    for owner, name, role in ((Task, "stream", "training"), (Task, "validate", "validation"),
+                              (Task, "report", "report"), (tasks, "tune", "tuning")):
+        monkeypatch.setattr(owner, name, as_role(role, getattr(owner, name)))
+    starts, model = [], Task.model
+    monkeypatch.setattr(Task, "model",
+                        lambda self, name: starts.append(torch.initial_seed()) or model(self, name))
+    settings = list(itertools.product((0, 1, 2, 77), ((), ("--calibrate", "2"))))
+    for run, (seed, more) in enumerate(settings):
+        monkeypatch.setattr(tasks, "_TUNED", {})
+        train.main(["--task", "multistep_regression", "--seed", str(seed), *more,
+                    *"--f 2 --n 3 --steps 1 --tasks 20 --batch 4 --quiet".split(),
+                    "--out", str(tmp_path / str(run))])
+    assert used.keys() == {"training", "validation", "tuning", "report"}
+    seeds = {role: [of[run] for run in range(len(settings))] for role, of in used.items()}
+    for a, b in itertools.combinations(seeds, 2):
+        assert not set.union(*seeds[a]) & set.union(*seeds[b]), (a, b)
+    for role, count in (("training", 4), ("report", 4), ("validation", 1), ("tuning", 1)):
+        assert all(len(of) == 1 for of in seeds[role]), role
+        assert len(set.union(*seeds[role])) == count, role
+    assert len(set(starts)) == 4                                # and weights
 
 
 # --------------------------------------------------------------------------------------- the command line, as typed
