@@ -10,11 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import comparisons
 import train
 from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin, LinearAttention, Mamba,
                        SIZES, Pairs, RecurrentBlock, Transformer, hippo, make, recipe, rotate, state_size)
-from gril import Block, gril_chunk
+from gril import GRIL, Block, GrilMixer, MultistepGRIL, ScalarGRIL, gril_chunk, interleave
 from tasks import TASKS, Task, gradient_descent, query
 from test_gril import agree, seeded
 
@@ -372,6 +371,66 @@ def test_published_initialisation():
     agree(0.05, power=(B.abs().square().mean(), (1 - squares).mean() / 4))
 
 
+def standard_deviation(expected, *starts):
+    """Normal numbers with mean zero: moments within six standard errors, so for any seed."""
+    x = torch.cat([start.flatten() for start in starts]) / expected
+    error = len(x) ** -0.5
+    assert abs(x.mean()) < 6 * error < 0.1 and abs(x.square().mean() - 1) < 6 * 2 ** 0.5 * error
+    assert abs(x.pow(4).mean() - 3) < 6 * 96 ** 0.5 * error                 # 1.8 for uniform numbers
+
+
+@torch.no_grad()
+def test_random_starts_have_their_published_size():
+    s5, H, P = S5(256, P=512, J=4), 256, 512
+    V = torch.block_diag(*[hippo(P // 4)[1]] * 4).to(torch.cfloat)          # (P, P/2); B̃ = Vᴴ B, C̃ = C V of real B, C
+    standard_deviation(H ** -0.5, 2 * (V @ torch.view_as_complex(s5.B)).real)
+    standard_deviation(P ** -0.5, 2 * (torch.view_as_complex(s5.C) @ V.mH).real)
+    lru = LRU(512)
+    standard_deviation((2 * 512) ** -0.5, lru.B)                            # real and imaginary parts
+    standard_deviation((2 * 512) ** -0.5, lru.C)
+    attention = LinearAttention(512)
+    for W in (attention.W_Q, attention.W_K, attention.W_V, attention.P):
+        standard_deviation(0.2 * 512 ** -0.5, W.weight)
+    standard_deviation(64 ** -0.5, RGLRU(1024, blocks=16).W)
+    conv = CausalConv(50_000, w=4)
+    assert 0.499 < conv.W.max() <= 0.5 and -0.5 <= conv.W.min() < -0.499 and abs(conv.W.std() - 12 ** -0.5) < 0.005
+    assert 0.499 < conv.b.max() <= 0.5 and (RGLRU(8).b == 0).all()
+    assert abs(S5(2000, P=2).D.std() - 1) < 0.1
+
+
+@torch.no_grad()
+def test_grils_weights_start_as_said():
+    """Q small, so that what the loss does not ask for stays small; reads and maps with unit variance; gates near 1."""
+    scalar, free = ScalarGRIL(250, 400), ScalarGRIL(300, variant="neither")
+    standard_deviation(500 ** -0.5, scalar.Psi)
+    standard_deviation(500 ** -0.5, scalar.Theta)
+    standard_deviation(601 ** -0.5, free.Psi)
+    for w, name in ((3, "full"), (2, "w2")):
+        layers = [GRIL(1, name) for _ in range(2000)]
+        standard_deviation(0.05 / w, *(layer.Q for layer in layers))
+        standard_deviation(w ** -0.5, *(layer.q for layer in layers))
+    standard_deviation(0.1 / 3, MultistepGRIL(1, 6000).Q)
+    mixer = GrilMixer(8, 4000, 4000)
+    standard_deviation(3 ** -0.5, mixer.Q)
+    standard_deviation(3 ** -0.5, mixer.q)
+    for layer in (scalar, GRIL(100), MultistepGRIL(100)):
+        assert 0.9 <= layer.A.min() < 0.91 and 0.99 < layer.A.max() <= 1 and (layer.beta == 1).all()
+
+
+def test_the_step_of_mamba_starts_as_drawn():
+    """softplus of the bias is Δ, not nearly so."""
+    for Delta in (1e-3, 0.05, 0.1):
+        bias = Mamba(H, dt_min=Delta, dt_max=Delta).W_Delta.bias
+        assert (F.softplus(bias.double()) / Delta - 1).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_lru_starts_on_the_whole_disc():
+    Lambda, _ = LRU(4, P=8192).system()
+    assert abs(Lambda.abs().square().mean() - 0.5) < 0.03 and Lambda.abs().max() < 1
+    assert 6.2 < (Lambda.angle() % (2 * math.pi)).max() and (Lambda.angle() % (2 * math.pi)).min() < 0.1
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_is_reached_and_every_recurrent_one_exists(name):
     torch.manual_seed(0)
@@ -382,6 +441,49 @@ def test_every_parameter_is_reached_and_every_recurrent_one_exists(name):
     named = [getattr(m, n) for m in network.modules() for n in getattr(m, "recurrent", ())]
     assert all(isinstance(p, torch.nn.Parameter) for p in named)
     assert bool(named) == (name not in ("linear_attention", "transformer"))
+
+
+GRIFFIN = {"W_in": [2.67], "W_out": [1, 1.33], "W_13": [6], "W_2": [3]}     # D = 4H/3; the attention's W_out is H by H
+
+
+@pytest.mark.parametrize("name, projected, normed, inner", (
+    ("s5", False, False, {}), ("lru", False, False, {}), ("linear_attention", False, False, {"P": [1]}),
+    ("mamba", False, True, {"W_in": [4], "W_out": [2]}), ("mamba_lp", True, True, {"W_in": [4], "W_out": [2]}),
+    ("griffin", False, True, GRIFFIN), ("griffin_lp", True, True, GRIFFIN),
+    ("transformer", True, True, {"W_1": [4], "W_2": [4]})))
+def test_each_network_is_built_as_published(name, projected, normed, inner):
+    """A projection in front, a norm before the read-out, and how wide the layers are inside, in widths of the model."""
+    network = make(name, 5, 3, 24, layers=3)
+    assert len(network.layers) == 3 and isinstance(network.embed, torch.nn.Linear) == projected
+    s = seeded(2, 7, 5, dtype=torch.float32)
+    assert projected or torch.equal(network.embed(s), F.pad(s, (0, 19)))
+    last = network.readout[-1] if normed else network.readout
+    assert isinstance(last, torch.nn.Linear) and (last.bias is None) == (name == "linear_attention")
+    assert not normed or [type(part) for part in network.readout] == [torch.nn.LayerNorm, torch.nn.Linear]
+    for key, widths in inner.items():
+        named = [m for path, m in network.layers.named_modules() if path.split(".")[-1] == key]
+        assert sorted({round(max(m.weight.shape) / 24, 2) for m in named}) == widths, key
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_reaches_every_layer_in_training_alone(name):
+    torch.manual_seed(0)
+    network, s = make(name, 4, 3, H, layers=2, dropout=0.5), seeded(2, 9, 4, dtype=torch.float32)
+    drops = [m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)]
+    assert set(drops) == {0.5} and len(drops) >= 2
+    assert not torch.equal(network(s), network(s))
+    network.eval()
+    assert torch.equal(network(s), network(s))
+
+
+def test_pairs_are_each_input_with_its_own_target_and_the_query_with_zero():
+    class Tokens(torch.nn.Module):
+        def run(self, tokens, state):
+            return tokens, state
+    x, y = seeded(2, 4, 3), seeded(2, 3, 3, seed=1)
+    tokens = Pairs(Tokens())(interleave(x, y))
+    assert torch.equal(tokens, torch.cat([x, F.pad(y, (0, 0, 0, 1))], -1))
 
 
 def test_state_sizes():
@@ -514,16 +616,9 @@ def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model)
     assert sizes == dict(SIZES[model]["default"], width=16, **layers) == {name: result[name] for name in sizes}
     assert result["parameters"] == sum(p.numel() for p in network.parameters())
     assert {"gd_loss", "zero_loss", "constructed_loss", "cosine", "seconds"} <= set(again) and "Q_distance" not in again
-    start = Task.model(TASKS[task](f=3, N=4, **sizes), model)
+    torch.manual_seed(0)                                                            # the run's: the same start
+    start = TASKS[task](f=3, N=4, **sizes).model(model)
     assert any(not torch.equal(a, b) for a, b in zip(start.state_dict().values(), network.state_dict().values()))
-
-
-@pytest.mark.parametrize("model", ("s5", "griffin_lp"))
-def test_a_run_draws_its_picture(tmp_path, capsys, model):
-    train.main(["--task", "nd_regression", "--model", model,
-                *(word for word in TINY if word != "--quiet"), str(tmp_path / "run")])
-    assert (tmp_path / "run/figure.png").stat().st_size > 10_000
-    assert f"trained {model}" in capsys.readouterr().out
 
 
 def test_sizes_on_the_command_line(tmp_path):
@@ -565,35 +660,3 @@ def test_the_papers_recipes():
     scalar = TASKS["scalar_regression"]
     full = {**scalar.recipes["paper"], **scalar.adapt("paper", "mamba")}
     assert (full["steps"], full["batch"], full["weight_decay"], full["lr"]) == (300_000, 64, 0.0, 1e-4)
-
-
-def test_the_rate_of_the_comparison_is_picked_by_validation_loss(tmp_path, monkeypatch):
-    """Every rate for seed 0, then every seed with the one whose validation loss ended lowest, and did end."""
-    monkeypatch.chdir(tmp_path)
-    asked, ends = [], {1e-3: 0.5, 3e-3: 0.3, 1e-2: 0.4, 3e-2: 0.1}
-
-    def runs(settings, quick, sweep=False):
-        assert sweep == (not asked)                             # a rate may diverge, a run of the table not
-        asked.append(settings)
-        return [dict(options, loss=9 - ends[options["lr"]], **(dict(diverged="nan") if options["lr"] == 3e-2 else {}))
-                for options in settings]                                                    # the test loss says otherwise
-    monkeypatch.setattr(comparisons, "runs", runs)
-    monkeypatch.setattr(comparisons, "curves", lambda results, column: (None, [1.0, ends[results[0]["lr"]]], None))
-    results = comparisons.compare("fig3c", {"a": dict(task="nd_regression", model="s5"),
-                                            "b": dict(task="nd_regression", model="gril")}, False)
-    assert [(o["model"], o["lr"], o["seed"]) for o in asked[0]] == [(m, lr, 0) for m in ("s5", "gril") for lr in ends]
-    assert [(r["model"], r["lr"], r["seed"]) for rs in results.values() for r in rs] == [
-        (m, 3e-3, s) for m in ("s5", "gril") for s in range(5)]
-    assert {(o["steps"], o["batch"]) for o in (*asked[0], *asked[1])} == {(comparisons.STEPS["fig3c"], comparisons.BATCH)}
-    assert results["a"][0]["recurrent_lr"] == 3e-3 and results["b"][0]["recurrent_lr"] == pytest.approx(3e-4)
-
-
-def test_what_each_run_carries(tmp_path):
-    """State sizes of the comparison: GRIL's Z and two tokens; a cache of the whole prompt for the transformer."""
-    sizes = {("nd_regression", "gril"): 9 + 2 * 3, ("scalar_regression", "gril"): 3,
-             ("multistep_regression", "gril"): 4 * 9 + 2 * 3, ("nd_regression", "s5"): 16,
-             ("nd_regression", "transformer"): 2 * 2 * 9 * 16, ("nd_regression", "linear_attention_pairs"): 16 * 16}
-    for (task, model), size in sizes.items():
-        words = [word for word in TINY if model != "gril" or word not in ("--width", "16")]
-        train.main(["--task", task, "--model", model, *words, str(tmp_path / "run")])
-        assert comparisons.carried(tmp_path / "run") == size, (task, model)
