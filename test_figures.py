@@ -1,4 +1,4 @@
-"""Every table and picture from canned results: numbers that are known, so that it is known what must be shown.
+"""Every table and picture from canned results, so that it is known what must be shown.
 
     .venv/bin/python -m pytest -q test_figures.py
 """
@@ -31,14 +31,15 @@ from tasks import TASKS, as_learner, as_predictor, closed_form, gradient_descent
 from test_gril import agree
 
 evaluate = tasks.evaluate
-COLUMNS = ("train_loss", "loss", "cosine", "prediction_l2", "sensitivity_l2", "accuracy", "test_accuracy", "bits",
-           "perplexity")
-NUMBERS = ("loss", "zero_loss", "gd_loss", "cosine", "Q_distance", "q_distance", "A_distance", "test_accuracy",
-           "best_test_accuracy", "most_frequent", "validation_accuracy", "validation_bits", "validation_perplexity",
-           "test_bits", "test_perplexity", "stateful_bits", "stateful_perplexity")
+COLUMNS = ("train_loss", "loss", "cosine", "prediction_l2", "sensitivity_l2", "accuracy",
+           "test_accuracy", "bits", "perplexity")
+PERCENT = "test_accuracy", "best_test_accuracy", "most_frequent", "validation_accuracy"
+NUMBERS = (*PERCENT, "loss", "zero_loss", "gd_loss", "cosine", "Q_distance", "q_distance",
+           "A_distance", "validation_bits", "validation_perplexity", "test_bits", "test_perplexity",
+           "stateful_bits", "stateful_perplexity")
 
 
-# ------------------------------------------------------------------------------------------------------ canned results
+# ----------------------------------------------------------------------------------- canned results
 
 def number(*words):
     """Between 0.1 and 1, and these words' own."""
@@ -72,7 +73,7 @@ def nothing_is_tuned(monkeypatch):
 
 
 class Canned:
-    """Takes the place of train.train: an untrained model, and a number of its own in every place."""
+    """Takes the place of train.train: an untrained model, and a number of its own everywhere."""
 
     def __init__(self):
         self.made = []
@@ -87,14 +88,15 @@ class Canned:
         task, model, folder = options["task"], options["model"], folder.absolute()
         Task = train.TASKS[task]
         recipe = options.setdefault("recipe", next(iter(Task.recipes)))
-        config = {**train.DEFAULTS, **Task.recipes[recipe], **dict.fromkeys(("task", "model", "seed", "recipe"))}
+        config = {**train.DEFAULTS, **Task.recipes[recipe],
+                  **dict.fromkeys(("task", "model", "seed", "recipe"))}
         if hasattr(Task, "adapt"):
             config |= Task.adapt(recipe, model)
         assert options.keys() <= config.keys()
         config |= options
         own = sorted(options.items())
         result = {**config, **{name: number(own, name) for name in NUMBERS}}
-        result |= {name: 100 * result[name] for name in NUMBERS if "accuracy" in name or name == "most_frequent"}
+        result |= {name: 100 * result[name] for name in PERCENT}
         result |= {name: int(1e6 * number(own, name)) for name in ("parameters", "tokens")}
         result |= dict(split="test", seconds=1000 * number(own, "seconds"), eta=[2.0, 7.0],
                        gain=[3.0, 5.0, 11.0][:config["layers"]],
@@ -115,13 +117,14 @@ class Canned:
             writer.writerow(("step", *COLUMNS, "gd_loss"))
             curve = random.Random(repr(own))
             for i in range(1, 21):
-                writer.writerow((i * config["steps"] // 20, *(curve.uniform(0.1, 1) for _ in COLUMNS),
-                                 number(task, "gd_loss")))
+                scores = [curve.uniform(0.1, 1) for _ in COLUMNS]
+                writer.writerow((i * config["steps"] // 20, *scores, number(task, "gd_loss")))
         self.made.append(dict(result, folder=folder))
 
     def found(self, **options):
         """The results with these settings, in the order of their seeds."""
-        return sorted((r for r in self.made if options.items() <= r.items()), key=lambda r: r["seed"])
+        rows = (r for r in self.made if options.items() <= r.items())
+        return sorted(rows, key=lambda r: r["seed"])
 
     def five(self, **options):
         rows = self.found(**options)
@@ -141,7 +144,7 @@ def canned(monkeypatch, tmp_path):
     return canned
 
 
-# ------------------------------------------------------------------------------------------------- what a command shows
+# ----------------------------------------------------------------------------- what a command shows
 
 def read_tables(said):
     """Printed tables: title, and rows as dicts from a column's head to its cell."""
@@ -158,16 +161,18 @@ def read_tables(said):
 
 
 def drawn(ax):
-    """label -> what is drawn under it: heights of points or bars, and half the length of their error bars."""
+    """label -> heights of the points or bars drawn under it, and half their error bars."""
     shown = {}
     for handle, label in zip(*ax.get_legend_handles_labels()):
-        errors = handle if isinstance(handle, ErrorbarContainer) else getattr(handle, "errorbar", None)
-        if isinstance(handle, BarContainer):
+        errors = getattr(handle, "errorbar", None)
+        if isinstance(handle, ErrorbarContainer):
+            errors, heights = handle, handle[0].get_ydata()
+        elif isinstance(handle, BarContainer):
             heights = [bar.get_height() for bar in handle]
         elif isinstance(handle, LineCollection):
             heights = [start[1] for start, _ in handle.get_segments()]
         else:
-            heights = (handle[0] if errors else handle).get_ydata()
+            heights = handle.get_ydata()
         ends = errors[2][0].get_segments() if errors else []
         shown[label] = list(map(float, heights)), [(high - low) / 2 for (_, low), (_, high) in ends]
     return shown
@@ -193,9 +198,10 @@ def spreads(groups):
 @contextmanager
 def watched():
     """The figures that are drawn and the prompts that are sampled meanwhile."""
-    seen, sample, savefig = SimpleNamespace(figures=[], sampled=[]), tasks.Task.sample, plt.Figure.savefig
+    seen = SimpleNamespace(figures=[], sampled=[])
+    sample, savefig = tasks.Task.sample, plt.Figure.savefig
 
-    def save(figure, path, **how):                              # where things stand on the page costs more than the rest
+    def save(figure, path, **how):      # where things stand on the page costs more than the rest
         figure.set_layout_engine("none")
         how.pop("bbox_inches", None)
         savefig(figure, path, **{"dpi": 30, **how})
@@ -212,12 +218,12 @@ def watched():
         plt.close(figure)
 
 
-SHORT = "how", "forms", "prompt", "state"       # in their quick form: nothing in them is a mean over runs
+SHORT = "how", "forms", "prompt", "state"       # quick: nothing in them is a mean over runs
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """shown(name): what a command prints and draws, once, from canned runs and on 20 tasks where it asks for 10,000."""
+    """shown(name): what a command prints and draws from canned runs; 20 tasks stand for 10,000."""
     seen = {}
 
     def show(name):
@@ -251,7 +257,7 @@ def test_every_figure_is_drawn_and_prints_a_table(shown, name):
     assert shown(name).tables and all(table.rows for table in shown(name).tables)
 
 
-# -------------------------------------------------------------------------------------------------- numbers and tables
+# ------------------------------------------------------------------------------- numbers and tables
 
 def test_the_spread_is_the_standard_deviation_of_a_sample():
     assert spread([1, 2, 6]) == (3, pytest.approx(math.sqrt(7)))
@@ -261,10 +267,12 @@ def test_the_spread_is_the_standard_deviation_of_a_sample():
 
 
 def test_a_table_prints_every_cell_under_its_head(capsys):
-    plots.print_table("Title\nof two lines", ("a", "long head", "c"), [(1, "x y", "3"), ("22222", "", "ccc")])
+    plots.print_table("Title\nof two lines", ("a", "long head", "c"),
+                      [(1, "x y", "3"), ("22222", "", "ccc")])
     (table,) = read_tables(capsys.readouterr().out)
     assert table.title == "Title\nof two lines"
-    assert table.rows == [{"a": "1", "long head": "x y", "c": "3"}, {"a": "22222", "long head": "", "c": "ccc"}]
+    assert table.rows == [{"a": "1", "long head": "x y", "c": "3"},
+                          {"a": "22222", "long head": "", "c": "ccc"}]
 
 
 @pytest.fixture
@@ -273,8 +281,8 @@ def metrics(tmp_path):
     def write(*columns):
         for i, losses in enumerate(columns):
             (tmp_path / f"{i}").mkdir()
-            (tmp_path / f"{i}/metrics.csv").write_text("\n".join(
-                ["step,other,loss", *(f"{10 * (t + 1)},9,{loss}" for t, loss in enumerate(losses)), ""]))
+            rows = [f"{10 * (t + 1)},9,{loss}" for t, loss in enumerate(losses)]
+            (tmp_path / f"{i}/metrics.csv").write_text("\n".join(["step,other,loss", *rows, ""]))
         return [dict(folder=tmp_path / f"{i}") for i in range(len(columns))]
     return write
 
@@ -321,14 +329,16 @@ def test_a_matrix_is_drawn_as_it_is():
     plt.close()
 
 
-# --------------------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 
-BASE = dict(task="nd_regression", model="s5", lr=1e-3, recurrent_lr=1e-3, steps=100, batch=8, layers=2, seed=0)
+BASE = dict(task="nd_regression", model="s5", lr=1e-3, recurrent_lr=1e-3, steps=100, batch=8,
+            layers=2, seed=0)
 
 
 @pytest.mark.parametrize("change", (
-    dict(task="scalar_regression"), dict(model="lru"), dict(lr=3e-3), dict(recurrent_lr=3e-3), dict(steps=200),
-    dict(batch=16), dict(layers=3), dict(seed=1), dict(width=16), dict(n=20), dict(f=5)))
+    dict(task="scalar_regression"), dict(model="lru"), dict(lr=3e-3), dict(recurrent_lr=3e-3),
+    dict(steps=200), dict(batch=16), dict(layers=3), dict(seed=1), dict(width=16), dict(n=20),
+    dict(f=5)))
 def test_runs_that_differ_in_one_setting_are_two_runs(canned, change):
     both = BASE, {**BASE, **change}
     results = plots.runs(both, False)
@@ -345,7 +355,8 @@ def test_a_run_is_made_once_and_its_defaults_need_not_be_said(canned):
 
 
 @pytest.mark.parametrize("options", (
-    dict(task="wikitext2", recipe="bytes", model="gril", stateful=True, report_tokens=1000, lr=1e-3, seed=0),
+    dict(task="wikitext2", recipe="bytes", model="gril", stateful=True, report_tokens=1000,
+         lr=1e-3, seed=0),
     dict(task="image", steps=400, max_phase=2 * math.pi, gate="real", J=1, seed=0),
     dict(task="multistep_regression", layers=3, seed=4)))
 def test_a_run_gets_the_settings_that_were_asked_for(canned, options):
@@ -359,7 +370,8 @@ def test_as_many_runs_at_a_time_as_workers(canned, monkeypatch):
     assert InProcess.workers[-1] == 7
 
 
-@pytest.mark.parametrize("options", (BASE, dict(task="image", seed=0), dict(task="wikitext2", seed=0)))
+@pytest.mark.parametrize("options", (
+    BASE, dict(task="image", seed=0), dict(task="wikitext2", seed=0)))
 def test_quick_runs_are_short_and_not_taken_for_the_long_ones(canned, options):
     quick, long = plots.runs([options], True), plots.runs([options], False)
     assert quick[0]["steps"] <= 20 < long[0]["steps"] and len(canned.made) == 2
@@ -377,10 +389,11 @@ def test_a_rate_that_diverges_is_noted_as_such(canned, monkeypatch):
 
 
 def test_a_picture_that_shows_nothing_yet_is_not_put_among_the_others(canned):
-    assert [str(plots.place("a.png", quick)) for quick in (False, True)] == ["images/a.png", "runs/figures/a-quick.png"]
+    assert str(plots.place("a.png", False)) == "images/a.png"
+    assert str(plots.place("a.png", True)) == "runs/figures/a-quick.png"
 
 
-@pytest.mark.parametrize("name", [name for name in figures.FIGURES if name != "prompt"])     # quick above already
+@pytest.mark.parametrize("name", [name for name in figures.FIGURES if name != "prompt"])    # above
 def test_every_figure_in_its_quick_form(canned, monkeypatch, capsys, name):
     monkeypatch.setattr(plt.Figure, "savefig", lambda figure, path, **how: path.write_bytes(b""))
     figures.main([name, "--quick"])
@@ -393,13 +406,14 @@ def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, mo
     drawn = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRIL_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(figures, "FIGURES", {"gates": figures.FIGURES["gates"], "other": drawn.append})
+    both = {"gates": figures.FIGURES["gates"], "other": drawn.append}
+    monkeypatch.setattr(figures, "FIGURES", both)
     with pytest.raises(SystemExit, match="(?s)gates is left out: .*nowhere.*prepare listops"):
         figures.main(["all", "--quick"])
     assert drawn == [True]
 
 
-# ---------------------------------------------------------------------------------------------- the paper's own figures
+# -------------------------------------------------------------------------- the paper's own figures
 
 def test_fig2_shows_means_over_five_seeds_and_each_seeds_loss_over_its_own_gd(shown):
     fig2 = shown("fig2")
@@ -407,7 +421,8 @@ def test_fig2_shows_means_over_five_seeds_and_each_seeds_loss_over_its_own_gd(sh
     for f in widths:
         rs = fig2.five(task="nd_regression", model="gril", f=f, n=10)
         rows.append({"f": str(f), "GRIL": pm(column(rs, "loss")), "GD": pm(column(rs, "gd_loss")),
-                     "closed form": f"{rs[0]['optimal_loss']:.4f}", "GRIL ÷ GD": pm(ratios(rs, "loss", "gd_loss")),
+                     "closed form": f"{rs[0]['optimal_loss']:.4f}",
+                     "GRIL ÷ GD": pm(ratios(rs, "loss", "gd_loss")),
                      "cosine": pm(column(rs, "cosine"), 5),
                      "largest |Q - e2 e1ᵀ|": f"{max(column(rs, 'Q_distance')):.3f}",
                      "|q - e3|": f"{max(column(rs, 'q_distance')):.3f}",
@@ -429,7 +444,8 @@ def test_alignment_shows_each_measure_under_its_name(shown):
     left = fig2.ax["B  against GD"]
     (right,) = (ax for ax in fig2.axes if ax.get_ylabel() == "L2 distance")
     same(drawn(left)["cosine"][0], curves(fig2.five(f=10), "cosine")[1].tolist())
-    for label, key in (("L2, predictions", "prediction_l2"), ("L2, sensitivities", "sensitivity_l2")):
+    for label, key in (("L2, predictions", "prediction_l2"),
+                       ("L2, sensitivities", "sensitivity_l2")):
         same(drawn(right)[label][0], curves(fig2.five(f=10), key)[1].tolist())
 
 
@@ -441,23 +457,24 @@ def test_fig2_draws_the_weights_of_its_first_seed_beside_the_construction(shown)
     for name, aim in (("E  Q", torch.outer(e2, e1)), ("G  q", e3[None])):
         for which, M in (("trained", trained[name]), ("constructed", aim)):
             assert fig2.ax[f"{name}, {which}"].images[0].get_array().tolist() == M.tolist()
-    mean, std = learned["A"].mean(), learned["A"].std()
-    assert fig2.ax[f"F  A = {mean:.3f} ± {std:.3f}, trained"].images[0].get_array().tolist() == learned["A"].tolist()
+    A = learned["A"]
+    panel = fig2.ax[f"F  A = {A.mean():.3f} ± {A.std():.3f}, trained"]
+    assert panel.images[0].get_array().tolist() == A.tolist()
     assert (fig2.ax["F  A = 1, constructed"].images[0].get_array() == 1).all()
 
 
-AS_REPORTED = [(20_000 + seed, 10_000) for seed in range(5)]    # the tasks that train.py tests on: seed, and how many
+AS_REPORTED = [(20_000 + seed, 10_000) for seed in range(5)]   # seed and number of train.py's tests
 
 
 def by_seed(scored, **sizes):
     """The evaluations on tasks of these sizes, one for each seed of tasks."""
-    found = {s.seed: s for s in scored if all(getattr(s.task, key) == value for key, value in sizes.items())}
+    found = {s.seed: s for s in scored if sizes.items() <= vars(s.task).items()}
     assert len(found) == 5
     return [found[seed] for seed in sorted(found)]
 
 
 def check_scales(scored, table, what, ours, reference, label, panel):
-    """Every seed's own model, and what it is compared with at the step size of scale 1, on tasks of another scale."""
+    """Every seed's own model, and its reference with the step size of scale 1, at another scale."""
     groups = {"GRIL": [], label: []}
     for row in table.rows:
         value = float(row[what])
@@ -465,7 +482,8 @@ def check_scales(scored, table, what, ours, reference, label, panel):
         assert {s.count for s in scores} == {10_000}
         for s, result in zip(scores, ours):
             task, model, _ = train.load(result["folder"])
-            again.append(evaluate(s.task, dict(GRIL=as_predictor(task, model), GD=reference(task, result)), 20, s.seed, 2))
+            both = dict(GRIL=as_predictor(task, model), GD=reference(task, result))
+            again.append(evaluate(s.task, both, 20, s.seed, 2))
         losses = {name: [scores[name]["loss"] for scores in again] for name in ("GRIL", "GD")}
         assert row == {what: row[what], "GRIL": pm(losses["GRIL"]), label: pm(losses["GD"]),
                        f"GRIL ÷ {label}": pm([x / y for x, y in zip(*losses.values())])}
@@ -476,9 +494,12 @@ def check_scales(scored, table, what, ours, reference, label, panel):
 
 def test_fig2_tests_every_seeds_model_at_other_scales(shown):
     fig2 = shown("fig2")
-    for table, what, panel in zip(fig2.tables[1:], ("scale", "weight_scale"), ("D  inputs scaled", "D  weights scaled")):
-        check_scales(fig2.scored, table, what, fig2.five(f=10), lambda task, result: as_learner(task.learner()), "GD",
-                     fig2.ax[panel])
+
+    def gd(task, result):
+        return as_learner(task.learner())
+    for i, what, panel in ((1, "scale", "D  inputs scaled"),
+                           (2, "weight_scale", "D  weights scaled")):
+        check_scales(fig2.scored, fig2.tables[i], what, fig2.five(f=10), gd, "GD", fig2.ax[panel])
     assert [row["scale"] for row in fig2.tables[1].rows] == ["0.5", "0.75", "1", "1.5", "2"]
     assert [row["weight_scale"] for row in fig2.tables[2].rows] == ["0.5", "1", "2", "3", "4", "5"]
 
@@ -487,7 +508,8 @@ def test_fig2_tests_every_seeds_model_at_other_scales(shown):
 def test_every_seed_is_scored_on_tasks_of_its_own_that_nothing_was_trained_or_tuned_on(shown, name):
     kinds = {}
     for s in shown(name).scored:
-        kinds.setdefault((s.task.name, s.task.f, s.task.N, s.task.scale, s.task.weight_scale), set()).add(s.seed)
+        kind = s.task.name, s.task.f, s.task.N, s.task.scale, s.task.weight_scale
+        kinds.setdefault(kind, set()).add(s.seed)
     trained, tuned, validated = {1_000_000 + s for s in range(5)}, {10_000}, {30_000}
     for seeds in kinds.values():
         assert len(seeds) % 5 == 0 and not seeds & (trained | tuned | validated)
@@ -497,23 +519,29 @@ def test_fig3_divides_each_seeds_loss_by_its_own_reference(shown):
     fig3, rows = shown("fig3"), []
     for layers in (1, 2, 3):
         rs = fig3.five(task="multistep_regression", layers=layers)
-        rows.append({"layers": str(layers), "GRIL": pm(column(rs, "loss")), "GD": pm(column(rs, "gd_loss")),
-                     "GRIL ÷ GD": pm(ratios(rs, "loss", "gd_loss")), "cosine": pm(column(rs, "cosine"), 5),
+        rows.append({"layers": str(layers), "GRIL": pm(column(rs, "loss")),
+                     "GD": pm(column(rs, "gd_loss")),
+                     "GRIL ÷ GD": pm(ratios(rs, "loss", "gd_loss")),
+                     "cosine": pm(column(rs, "cosine"), 5),
                      "largest head distance": f"{max(column(rs, 'Q_distance')):.3f}",
                      "seconds": f"{spread(column(rs, 'seconds'))[0]:.0f}"})
     assert fig3.tables[0].rows == rows
     panel = drawn(fig3.axes[0])
     for label, key in (("GRIL", "loss"), ("GD, tuned", "gd_loss")):
-        groups = [column(fig3.five(task="multistep_regression", layers=layers), key) for layers in (1, 2, 3)]
+        groups = [column(fig3.five(task="multistep_regression", layers=layers), key)
+                  for layers in (1, 2, 3)]
         same(sum(panel[label], []), sum(spreads(groups), []))
-    same(panel["zero predictor"][0], [fig3.found(task="multistep_regression", layers=1)[0]["zero_loss"]] * 2)
+    first = fig3.found(task="multistep_regression", layers=1)[0]
+    same(panel["zero predictor"][0], [first["zero_loss"]] * 2)
 
 
 def test_fig3_compares_sine_targets_with_gd_dagger_and_with_learners_on_the_same_tasks(shown):
     fig3, rows, groups = shown("fig3"), [], {"GRIL": [], "GD†": []}
-    for label, layers, ours, dagger in (("1 layer", 1, "gril", "gd_dagger"), ("2 layers", 2, "gril", "gd_dagger"),
+    for label, layers, ours, dagger in (("1 layer", 1, "gril", "gd_dagger"),
+                                        ("2 layers", 2, "gril", "gd_dagger"),
                                         ("1 layer, ρ(Z)", 1, "gril_rho", "gd_dagger_rho")):
-        pair = [fig3.five(task="nonlinear_regression", layers=layers, model=model) for model in (ours, dagger)]
+        pair = [fig3.five(task="nonlinear_regression", layers=layers, model=model)
+                for model in (ours, dagger)]
         losses = [column(rs, "loss") for rs in pair]
         rows.append({"": label, "GRIL, or the learner itself": pm(losses[0]), "GD†": pm(losses[1]),
                      "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
@@ -523,25 +551,29 @@ def test_fig3_compares_sine_targets_with_gd_dagger_and_with_learners_on_the_same
     for name, losses in groups.items():
         same(sum(panel[name], []), sum(spreads(losses), []))
     learners = {"one GD step on W x": gradient_descent([task.eta]),
-                "one GD step on sin(W x)": gradient_descent([4.0], link=torch.sin), "zero predictor": tasks.zero}
+                "one GD step on sin(W x)": gradient_descent([4.0], link=torch.sin),
+                "zero predictor": tasks.zero}
     scores = by_seed(fig3.scored)
     assert [(s.seed, s.count) for s in scores] == AS_REPORTED
     for name, learner in learners.items():
-        losses = [evaluate(task, {name: as_learner(learner)}, 20, s.seed, 2)[name]["loss"] for s in scores]
-        rows.append({**dict.fromkeys(rows[0], ""), "": name, "GRIL, or the learner itself": pm(losses)})
+        losses = [evaluate(task, {name: as_learner(learner)}, 20, s.seed, 2)[name]["loss"]
+                  for s in scores]
+        rows.append({**dict.fromkeys(rows[0], ""), "": name,
+                     "GRIL, or the learner itself": pm(losses)})
         same(panel[name][0], [spread(losses)[0]] * 2)
     assert fig3.tables[1].rows == rows
 
 
 def test_two_layers_are_shown_as_the_polynomial_of_their_steps(shown):
-    """Canned: gains 3 and 5, and a second head of 2 instead of 1, so that W = Σ y xᵀ/N (8 - 3 · 10 Σ x xᵀ/N)."""
+    """Gains 3 and 5, a second head of 2 instead of 1: W = Σ y xᵀ/N (8 - 3 · 10 Σ x xᵀ/N)."""
     figure = shown("two_layer_weights")
     assert figure.tables[0].rows == [{"": "GRIL", "η1 + η2": "8.00", "η1 η2": "30.00"},
                                      {"": "GD, tuned", "η1 + η2": "9.00", "η1 η2": "14.00"}]
     e2e1, e1e1 = "0 0 0 1 0 0 0 0 0", "1 0 0 0 0 0 0 0 0"
-    assert [(row["layer, head"], " ".join(f"{float(x):g}" for x in row["learned Q"].split()), row["distance"])
-            for row in figure.tables[1].rows] == [(place, Q, "0.000") for place, Q in (
-                ("1, 1", e2e1), ("1, 2", e1e1), ("2, 1", e2e1), ("2, 2", e1e1))]
+    for row, place, Q in zip(figure.tables[1].rows, ("1, 1", "1, 2", "2, 1", "2, 2"),
+                             (e2e1, e1e1, e2e1, e1e1), strict=True):
+        assert row["layer, head"] == place and row["distance"] == "0.000"
+        assert " ".join(f"{float(x):g}" for x in row["learned Q"].split()) == Q
     panel = figure.ax["the two step sizes"]
     assert drawn(panel)["GRIL"][0] == [8, pytest.approx(30)] and drawn(panel)["GD"][0] == [9, 14]
     _, model, _ = train.load(figure.one()["folder"])
@@ -555,26 +587,30 @@ def test_two_layers_are_shown_as_the_polynomial_of_their_steps(shown):
 
 @pytest.mark.parametrize("name, task, N, batch", (
     ("fig4", "softmax_classification", 10, 256), ("binary_10", "binary_classification", 10, 256),
-    ("softmax_10", "softmax_classification", 10, 256), ("binary_100", "binary_classification", 100, 64),
+    ("softmax_10", "softmax_classification", 10, 256),
+    ("binary_100", "binary_classification", 100, 64),
     ("softmax_100", "softmax_classification", 100, 64)))
 def test_classification_stands_beside_gd_dagger_of_the_same_seed(shown, name, task, N, batch):
     figure = shown(name)
-    ours, dagger = (figure.five(task=task, f=10, n=N, model=model, batch=batch) for model in ("gril", "gd_dagger"))
+    ours, dagger = (figure.five(task=task, f=10, n=N, model=model, batch=batch)
+                    for model in ("gril", "gd_dagger"))
     partner = {x["seed"]: y["folder"] for x, y in zip(ours, dagger)}
 
     def gd_dagger(kind, result):
         return as_predictor(kind, train.load(partner[result["seed"]])[1])
-    check_scales(figure.scored[5:], figure.tables[0], "scale", ours, gd_dagger, "GD†", figure.ax["C  inputs scaled"])
+    check_scales(figure.scored[5:], figure.tables[0], "scale", ours, gd_dagger, "GD†",
+                 figure.ax["C  inputs scaled"])
     assert [row["scale"] for row in figure.tables[0].rows] == ["0.5", "1", "1.5", "2"]
     alike, losses = [], [column(rs, "loss") for rs in (ours, dagger)]
     for x in ours:
         kind, model, _ = train.load(x["folder"])
-        alike.append(evaluate(kind, dict(GRIL=as_predictor(kind, model), other=gd_dagger(kind, x)), 20,
-                              20_000 + x["seed"], 2)["other"])
+        both = dict(GRIL=as_predictor(kind, model), other=gd_dagger(kind, x))
+        alike.append(evaluate(kind, both, 20, 20_000 + x["seed"], 2)["other"])
     assert [(s.seed, s.count) for s in figure.scored[:5]] == AS_REPORTED
     keys = "cosine", "prediction_l2", "sensitivity_l2"
     assert figure.tables[1].rows == [{
-        "GRIL": pm(losses[0]), "GD†": pm(losses[1]), "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
+        "GRIL": pm(losses[0]), "GD†": pm(losses[1]),
+        "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
         "GD, φ = identity": pm(column(ours, "gd_loss")), "zero": pm(column(ours, "zero_loss")),
         **{key: pm(column(alike, key)) for key in keys}, "GD† loss, last tenth": flattened(dagger)}]
     same([bar.get_height() for bar in figure.ax["B  GRIL against GD†"].patches],
@@ -605,38 +641,39 @@ def test_ablations_are_divided_by_the_zero_predictor_and_by_gd(shown):
         for model in models.split():
             rs = figure.five(task=task, model=model)
             to_zero.append(ratios(rs, "loss", "zero_loss"))
-            rows.append({"task": task, "model": model, "loss": pm(column(rs, "loss")), "÷ zero predictor": pm(to_zero[-1]),
+            rows.append({"task": task, "model": model, "loss": pm(column(rs, "loss")),
+                         "÷ zero predictor": pm(to_zero[-1]),
                          "÷ GD": pm(ratios(rs, "loss", "gd_loss")),
                          "paper": paper.get(model, ("0.426 ± 0.002", "0.414 ± 0.002"))[i]})
     assert figure.tables[0].rows == rows
     same(sum(drawn(figure.axes[0])["loss ÷ zero predictor"], []), sum(spreads(to_zero), []))
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
-    assert labels == [f"{row['model']}\n({'scalar' if 'scalar' in row['task'] else 'multivariate'})" for row in rows]
+    kinds = {"scalar_regression": "scalar", "nd_regression": "multivariate"}
+    assert labels == [f"{row['model']}\n({kinds[row['task']]})" for row in rows]
 
 
 def test_second_order_methods_on_the_same_tasks_as_the_trained_layer(shown):
     figure, task, columns = shown("second_order"), TASKS["nd_regression"](), {}
+    eta, _ = closed_form(10, 10)
     assert [(s.seed, s.count) for s in figure.scored] == AS_REPORTED
     for s, result in zip(by_seed(figure.scored), figure.five(task="nd_regression")):
         methods = {"trained GRIL": as_predictor(task, train.load(result["folder"])[1]),
-                   "gradient descent, one step": as_learner(gradient_descent([closed_form(10, 10)[0]])),
+                   "gradient descent, one step": as_learner(gradient_descent([eta])),
                    "GRIL, constructed": as_predictor(task, task.constructed()),
                    "Newton, exact": as_learner(tasks.newton),
-                   "Newton, step length 0.48": as_learner(lambda x, y, query: 0.48 * tasks.newton(x, y, query)),
-                   "Newton, Hessian + 0.026 I": as_learner(tasks.ridge(0.026)), "zero predictor": as_learner(tasks.zero)}
+                   "Newton, step length 0.48": as_learner(lambda *seen: 0.48 * tasks.newton(*seen)),
+                   "Newton, Hessian + 0.026 I": as_learner(tasks.ridge(0.026)),
+                   "zero predictor": as_learner(tasks.zero)}
         for name, score in evaluate(task, methods, 20, s.seed, 2).items():
             columns.setdefault(name, []).append(score)
     paper = {"trained GRIL": "0.206 ± 0.001", "gradient descent, one step": "0.207 ± 0.001",
              "GRIL, constructed": "0.206 ± 0.002", "Newton, exact": "0.114 ± 0.001"}
     assert figure.tables[0].rows == [
-        {"method": name, "loss": pm(column(scores, "loss")), "cosine with trained GRIL": pm(column(scores, "cosine")),
+        {"method": name, "loss": pm(column(scores, "loss")),
+         "cosine with trained GRIL": pm(column(scores, "cosine")),
          "paper": paper.get(name, "")} for name, scores in columns.items()]
     same([bar.get_width() for bar in figure.axes[0].patches],
          [spread(column(scores, "loss"))[0] for scores in columns.values()])
-
-
-def half_squared(o, y):
-    return 0.5 * (o - y).square().mean().item()
 
 
 @torch.no_grad()
@@ -650,14 +687,18 @@ def test_state_shows_every_learner_after_n_examples_of_the_same_prompts(shown):
             "GRIL, constructed: GD with η*(t)/t": gradient_descent([closed_form(10, n)[0]]),
             "ridge 0.01": tasks.ridge(0.01), "Longhorn, β tuned": tasks.longhorn(1.0),
             "delta rule, β tuned": tasks.delta_rule(1.0)}
-        answers = {"GRIL, trained for N = 20": o[:, n - 1], **{name: learn(*seen) for name, learn in learners.items()}}
+        answers = {"GRIL, trained for N = 20": o[:, n - 1],
+                   **{name: learn(*seen) for name, learn in learners.items()}}
         for name, answer in answers.items():
-            lines.setdefault(name, {"learner": name})[str(n)] = f"{half_squared(answer, batch.y[:, n]):.4f}"
-    assert figure.tables[0].rows == list(lines.values())
+            loss = 0.5 * (answer - batch.y[:, n]).square().mean().item()
+            lines.setdefault(name, {})[n] = pytest.approx(loss, abs=6e-5)       # four digits
+    assert {row["learner"]: {int(n): float(cell) for n, cell in list(row.items())[1:]}
+            for row in figure.tables[0].rows} == lines
     for line in figure.axes[-1].get_lines():
         heights = dict(zip(*line.get_data()))
-        assert lines[line.get_label()].items() >= {str(n): f"{heights[n]:.4f}" for n in (1, 3, 10, 20)}.items()
-    *trained, W_1, a, b, c, W_2 = (torch.tensor(ax.images[0].get_array().data) for ax in figure.axes[:-1])
+        assert {n: heights[n] for n in lines[line.get_label()]} == lines[line.get_label()]
+    *trained, W_1, a, b, c, W_2 = (torch.tensor(ax.images[0].get_array().data)
+                                   for ax in figure.axes[:-1])
     W = torch.linalg.lstsq(batch.x[0].double(), batch.y[0].double()).solution.mT.float()
     agree(1e-4, above=(W_1, W), below=(W_2, W))
     for n, ours, constructed in zip((1, 3, 10), trained, (a, b, c)):
@@ -666,21 +707,21 @@ def test_state_shows_every_learner_after_n_examples_of_the_same_prompts(shown):
         agree(1e-5, trained=(ours, model(asked)[:, -1].mT), constructed=(constructed, gd))
 
 
-# ---------------------------------------------------------------------------------------------- other sequence models
+# ---------------------------------------------------------------------------- other sequence models
 
 RATES = 1e-3, 3e-3, 1e-2, 3e-2
-OTHERS = {"S5": dict(model="s5", layers=1), "LRU": dict(model="lru", layers=1), "Mamba": dict(model="mamba", layers=1),
-          "Mamba + LP": dict(model="mamba_lp", layers=1), "Griffin": dict(model="griffin", layers=1),
-          "Griffin + LP": dict(model="griffin_lp", layers=1),
-          "linear attention, 1 layer": dict(model="linear_attention", layers=1),
-          "linear attention, 2 layers": dict(model="linear_attention", layers=2),
-          "transformer, 2 layers": dict(model="transformer", layers=2)}
-FIG3C = {label: dict(task="scalar_regression", f=10, n=10, **options)
-         for label, options in {"GRIL": dict(model="gril", layers=1), **OTHERS}.items()}
-FIG6 = {"GRIL, 1 layer": dict(task="nd_regression", model="gril", layers=1),
-        "GRIL, 2 layers": dict(task="multistep_regression", model="gril", layers=2),
-        **{label: dict(task="nd_regression", f=10, n=10, **options) for label, options in OTHERS.items()},
-        "linear attention on pairs": dict(task="nd_regression", model="linear_attention_pairs", layers=1)}
+OTHERS = {"S5": ("s5", 1), "LRU": ("lru", 1), "Mamba": ("mamba", 1), "Mamba + LP": ("mamba_lp", 1),
+          "Griffin": ("griffin", 1), "Griffin + LP": ("griffin_lp", 1),
+          "linear attention, 1 layer": ("linear_attention", 1),
+          "linear attention, 2 layers": ("linear_attention", 2),
+          "transformer, 2 layers": ("transformer", 2)}
+FIG3C = {label: dict(task="scalar_regression", f=10, n=10, model=model, layers=layers)
+         for label, (model, layers) in {"GRIL": ("gril", 1), **OTHERS}.items()}
+FIG6 = {label: dict(task="nd_regression", f=10, n=10, model=model, layers=layers)
+        for label, (model, layers) in {"GRIL, 1 layer": ("gril", 1), "GRIL, 2 layers": ("gril", 2),
+                                       **OTHERS, "linear attention on pairs":
+                                       ("linear_attention_pairs", 1)}.items()}
+FIG6["GRIL, 2 layers"]["task"] = "multistep_regression"
 
 
 def last_validation(result):
@@ -688,18 +729,23 @@ def last_validation(result):
 
 
 def chosen(figure, models, rates, score, test, **sweep):
-    """label -> the rate whose run in the sweep has the least score; the test score would choose another for some."""
-    swept = {label: [figure.one(**options, **sweep, seed=0, lr=rate) for rate in rates] for label, options in models.items()}
-    best, by_test = ({label: min(runs, key=key)["lr"] for label, runs in swept.items()} for key in (score, test))
+    """label -> the rate with the least score in the sweep; by test it would be another for some."""
+    swept = {label: [figure.one(**options, **sweep, seed=0, lr=rate) for rate in rates]
+             for label, options in models.items()}
+    best, by_test = ({label: min(runs, key=key)["lr"] for label, runs in swept.items()}
+                     for key in (score, test))
     assert best != by_test
     return best
 
 
 def comparison_row(label, rs, paper):
     return {"model": label, "rate": f"{rs[0]['lr']:g}", "loss": pm(column(rs, "loss")),
-            "÷ zero predictor": pm(ratios(rs, "loss", "zero_loss")), "÷ GD": pm(ratios(rs, "loss", "gd_loss")),
-            "parameters": f"{rs[0]['parameters']:,}", "state": f"{comparisons.carried(rs[0]['folder']):,}",
-            "seconds": f"{spread(column(rs, 'seconds'))[0]:.0f}", "paper": paper, "last tenth": flattened(rs)}
+            "÷ zero predictor": pm(ratios(rs, "loss", "zero_loss")),
+            "÷ GD": pm(ratios(rs, "loss", "gd_loss")),
+            "parameters": f"{rs[0]['parameters']:,}",
+            "state": f"{comparisons.carried(rs[0]['folder']):,}",
+            "seconds": f"{spread(column(rs, 'seconds'))[0]:.0f}", "paper": paper,
+            "last tenth": flattened(rs)}
 
 
 def across(ax):
@@ -712,28 +758,37 @@ def across(ax):
 @pytest.mark.parametrize("name, models, steps, paper, longer", (
     ("fig3c", FIG3C, 3000, {"GRIL": "0.209 ± 0.001"},
      ("GRIL", "S5", "Griffin", "linear attention, 2 layers", "transformer, 2 layers")),
-    ("nd_comparison", FIG6, 1000, {"GRIL, 1 layer": "0.206 ± 0.001", "S5": "0.426", "Mamba": "0.539", "Griffin": "0.567"},
-     ("GRIL, 1 layer", "GRIL, 2 layers", "S5", "transformer, 2 layers", "linear attention on pairs"))))
+    ("nd_comparison", FIG6, 1000, {"GRIL, 1 layer": "0.206 ± 0.001", "S5": "0.426",
+                                   "Mamba": "0.539", "Griffin": "0.567"},
+     ("GRIL, 1 layer", "GRIL, 2 layers", "S5", "transformer, 2 layers",
+      "linear attention on pairs"))))
 def test_every_model_of_a_comparison_gets_its_best_rate_and_is_divided_by_its_own_references(
         shown, name, models, steps, paper, longer):
     figure = shown(name)
-    rates = chosen(figure, models, RATES, last_validation, lambda r: r["loss"], steps=steps, batch=64)
-    results = {label: figure.five(**options, steps=steps, batch=64, lr=rates[label]) for label, options in models.items()}
-    assert figure.tables[0].rows == [comparison_row(label, rs, paper.get(label, "")) for label, rs in results.items()]
+    rates = chosen(figure, models, RATES, last_validation, lambda r: r["loss"], steps=steps,
+                   batch=64)
+    results = {label: figure.five(**options, steps=steps, batch=64, lr=rates[label])
+               for label, options in models.items()}
+    assert figure.tables[0].rows == [comparison_row(label, rs, paper.get(label, ""))
+                                     for label, rs in results.items()]
     assert f"{64 * steps:,} tasks" in figure.tables[0].title
     for label, rs in results.items():
-        assert {r["recurrent_lr"] for r in rs} == {rates[label] / 10 if "GRIL" in label else rates[label]}
+        recurrent = rates[label] / 10 if "GRIL" in label else rates[label]
+        assert {r["recurrent_lr"] for r in rs} == {recurrent}
     rows = []
     for label in longer:
-        long, short = figure.one(**models[label], steps=4 * steps, batch=64, lr=rates[label], seed=0), results[label][0]
+        short = results[label][0]
+        long = figure.one(**models[label], steps=4 * steps, batch=64, lr=rates[label], seed=0)
         rows.append({"model": label, "loss": f"{long['loss']:.4f}",
                      "÷ zero predictor": f"{long['loss'] / long['zero_loss']:.4f}",
                      "with the budget above": f"{short['loss'] / short['zero_loss']:.4f}",
-                     "÷ GD": f"{long['loss'] / long['gd_loss']:.4f}", "seconds": f"{long['seconds']:.0f}"})
+                     "÷ GD": f"{long['loss'] / long['gd_loss']:.4f}",
+                     "seconds": f"{long['seconds']:.0f}"})
     assert figure.tables[1].rows == rows
     left, right = figure.axes
     lines = {line.get_label(): line for line in left.lines}
-    same(lines.pop("gradient descent, one step").get_ydata(), [number(models["S5"]["task"], "gd_loss")] * 2)
+    same(lines.pop("gradient descent, one step").get_ydata(),
+         [number(models["S5"]["task"], "gd_loss")] * 2)
     assert lines.keys() == results.keys()
     for label, rs in results.items():
         at, mean, _ = curves(rs, "loss")
@@ -754,24 +809,31 @@ TABLE3 = {      # of the paper: label -> options, loss; the least sizes come fir
     "Griffin, 2 heads, 1 layer": (dict(model="griffin", width=10, heads=2, layers=1), "0.5665"),
     "Griffin, 2 heads, 2 layers": (dict(model="griffin", width=10, heads=2, layers=2), "0.4114"),
     "Griffin, 5 heads, 1 layer": (dict(model="griffin", width=10, heads=5, layers=1), "0.6047"),
-    **{f"S5, {l} layer{'s' * (l > 1)}": (dict(model="s5", width=32, layers=l), "0.4260") for l in (1, 2, 4, 6)},
-    **{f"S5, size {H}": (dict(model="s5", width=H, layers=1), "0.4260") for H in (10, 64, 128, 256)}}
+    **{f"S5, {l} layer{'s' * (l > 1)}": (dict(model="s5", width=32, layers=l), "0.4260")
+       for l in (1, 2, 4, 6)},
+    **{f"S5, size {H}": (dict(model="s5", width=H, layers=1), "0.4260")
+       for H in (10, 64, 128, 256)}}
 
 
 def test_sizes_are_compared_at_the_rate_of_their_family(shown):
     figure, results = shown("model_comparison"), {}
-    rates = chosen(figure, {name: FIG6[name] for name in ("Mamba", "Griffin", "S5")}, RATES, last_validation,
+    rates = chosen(figure, {name: FIG6[name] for name in ("Mamba", "Griffin", "S5")}, RATES,
+                   last_validation,
                    lambda r: r["loss"], steps=1000)
     for label, (options, _) in TABLE3.items():
         rate = rates[label.split(",")[0]]
-        found = figure.found(task="nd_regression", f=10, n=10, **options, steps=400, batch=64, lr=rate, recurrent_lr=rate)
+        found = figure.found(task="nd_regression", f=10, n=10, **options, steps=400, batch=64,
+                             lr=rate, recurrent_lr=rate)
         results[label] = found
-        assert [r["seed"] for r in found] == list(range(1 if "Mamba" in label and "layers" in label else 5))
-    assert figure.tables[0].rows == [comparison_row(label, rs, TABLE3[label][1]) for label, rs in results.items()]
+        costly = "Mamba" in label and "layers" in label
+        assert [r["seed"] for r in found] == list(range(1 if costly else 5))
+    assert figure.tables[0].rows == [comparison_row(label, rs, TABLE3[label][1])
+                                     for label, rs in results.items()]
     (ax,) = figure.axes
     assert {label: pytest.approx(value, rel=1e-5) for label, value in across(ax).items()} == {
         label: spread(ratios(rs, "loss", "zero_loss")) for label, rs in results.items()}
-    lines, first = {line.get_label(): line.get_xdata() for line in ax.lines}, next(iter(results.values()))
+    lines = {line.get_label(): line.get_xdata() for line in ax.lines}
+    first = next(iter(results.values()))
     same(lines["the paper's loss ÷ 10/24"], [float(loss) * 2.4 for _, loss in TABLE3.values()])
     same(lines["gradient descent, one step"][0], spread(ratios(first, "gd_loss", "zero_loss"))[0])
 
@@ -781,54 +843,66 @@ def test_the_best_of_several_rates_is_one_that_did_not_diverge(monkeypatch):
 
     def runs(settings, quick, sweep):
         assert sweep
-        return [dict(score=ends[key], **(dict(diverged="nan") if key == ("b", 2) else {})) for key in settings]
+        return [dict(score=ends[key], **(dict(diverged="nan") if key == ("b", 2) else {}))
+                for key in settings]
     monkeypatch.setattr(comparisons, "runs", runs)
-    best, found = comparisons.sweep({"A": "a", "B": "b"}, (1, 2, 3), lambda model, rate: (model, rate),
+    best, found = comparisons.sweep({"A": "a", "B": "b"}, (1, 2, 3),
+                                    lambda model, rate: (model, rate),
                                     lambda r: r["score"], False)
     assert best == {"A": 2, "B": 1} and found == {"A": (5, 3, 4), "B": (2, math.inf, 3)}
 
 
 SIZES = {("nd_regression", "gril"): 9 + 2 * 3, ("scalar_regression", "gril"): 3,
          ("multistep_regression", "gril"): 4 * 9 + 2 * 3, ("nd_regression", "s5"): 16,
-         ("nd_regression", "transformer"): 2 * 2 * 9 * 16, ("nd_regression", "linear_attention_pairs"): 16 * 16}
+         ("nd_regression", "transformer"): 2 * 2 * 9 * 16,
+         ("nd_regression", "linear_attention_pairs"): 16 * 16}
 
 
 @pytest.mark.parametrize("task, model", SIZES)
 def test_what_each_run_carries(canned, task, model):
-    """State sizes of the comparison: GRIL's Z and two tokens; a cache of the whole prompt for the transformer."""
+    """GRIL's Z and two tokens; for the transformer a cache of the whole prompt."""
     wide = {} if model == "gril" else dict(width=16)
     (result,) = plots.runs([dict(task=task, model=model, f=3, n=4, **wide, seed=0)], False)
     assert comparisons.carried(result["folder"]) == SIZES[task, model]
 
 
-# --------------------------------------------------------------------------------------------------------- real data
+# ---------------------------------------------------------------------------------------- real data
 
-ARENA = {"GRIL": "gril", "linear attention (w = 1)": "linear_attention", "LRU": "lru", "transformer": "transformer"}
+ARENA = {"GRIL": "gril", "linear attention (w = 1)": "linear_attention", "LRU": "lru",
+         "transformer": "transformer"}
 
 
 def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
     figure, rows, tables = shown("lra"), [], iter(shown("lra").tables)
     models = {label: dict(model=model) for label, model in ARENA.items()}
-    for name, tried in (("listops", 0), ("text", 200), ("retrieval", 100), ("image", 300), ("pathfinder", 0)):
-        recipe, rates = LRA[name].recipes["tiny"], dict.fromkeys(ARENA, LRA[name].recipes["tiny"]["lr"])
+    for name, tried in (("listops", 0), ("text", 200), ("retrieval", 100), ("image", 300),
+                        ("pathfinder", 0)):
+        recipe = LRA[name].recipes["tiny"]
+        rates = dict.fromkeys(ARENA, recipe["lr"])
         assert tried == 0 or tried < recipe["steps"]
         if tried:
             factors = {round(factor * recipe["lr"], 6): factor for factor in (0.3, 1, 3)}
-            rates = chosen(figure, models, factors, lambda r: -r["validation_accuracy"], lambda r: -r["test_accuracy"],
+            rates = chosen(figure, models, factors, lambda r: -r["validation_accuracy"],
+                           lambda r: -r["test_accuracy"],
                            task=name, steps=tried, warmup=tried // 6, evaluate_every=tried)
-            assert next(tables).rows == [{"model": label, **{
-                f"{rate:g}": f"{figure.one(task=name, model=model, steps=tried, lr=rate)['validation_accuracy']:.1f}"
-                for rate in factors}} for label, model in ARENA.items()]
+            for row, (label, model) in zip(next(tables).rows, ARENA.items(), strict=True):
+                swept = [figure.one(task=name, model=model, steps=tried, lr=rate)
+                         for rate in factors]
+                assert row == {"model": label, **{f"{r['lr']:g}": f"{r['validation_accuracy']:.1f}"
+                                                  for r in swept}}
         for label, model in ARENA.items():
-            r = figure.one(task=name, model=model, steps=recipe["steps"], recipe="tiny", seed=0, lr=rates[label])
+            r = figure.one(task=name, model=model, steps=recipe["steps"], recipe="tiny", seed=0,
+                           lr=rates[label])
             same(r["recurrent_lr"], recipe["recurrent_lr"] * rates[label] / recipe["lr"])
-            rows.append({"task": name, "model": label, "rate": f"{r['lr']:g}", "parameters": f"{r['parameters']:,}",
+            rows.append({"task": name, "model": label, "rate": f"{r['lr']:g}",
+                         "parameters": f"{r['parameters']:,}",
                          "steps": f"{r['steps']:,}", "test": f"{r['test_accuracy']:.1f}",
                          "best on test": f"{r['best_test_accuracy']:.1f}",
                          "most frequent class": f"{r['most_frequent']:.1f}", "minutes": minutes(r),
                          "paper's GRIL": str(LRA[name].paper_accuracy) if label == "GRIL" else ""})
     assert next(tables).rows == rows
-    final = {(r["task"], r["model"]): r for r in figure.made if r["steps"] == LRA[r["task"]].recipes["tiny"]["steps"]}
+    final = {(r["task"], r["model"]): r for r in figure.made
+             if r["steps"] == LRA[r["task"]].recipes["tiny"]["steps"]}
     bars = drawn(figure.ax["test, weights chosen by validation"])
     for label, model in ARENA.items():
         same(bars[label][0], [final[name, model]["test_accuracy"] for name in LRA])
@@ -839,14 +913,17 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
 
 def test_gates_shows_every_gate_and_number_of_blocks(shown):
     figure, rows, heights = shown("gates"), [], {"listops": [], "image": []}
-    short = {"listops": dict(steps=1000, batch=32), "image": dict(steps=400, batch=16, lr=4e-3, max_phase=2 * math.pi)}
+    short = {"listops": dict(steps=1000, batch=32),
+             "image": dict(steps=400, batch=16, lr=4e-3, max_phase=2 * math.pi)}
     for name, own in (("listops", "real"), ("image", "complex")):
         for gate, J in (("real", 8), ("complex", 8), (own, 1), (own, 32)):
             r = figure.one(task=name, model="gril", gate=gate, J=J, P=64, seed=0, **short[name])
             heights[name].append(r["validation_accuracy"])
             rows.append({"task": name, "gate": gate, "J": str(J), "P / J": str(64 // J),
-                         "parameters": f"{r['parameters']:,}", "best validation accuracy": f"{r['validation_accuracy']:.1f}",
-                         "last validation loss": f"{last_validation(r):.3f}", "test accuracy": f"{r['test_accuracy']:.1f}",
+                         "parameters": f"{r['parameters']:,}",
+                         "best validation accuracy": f"{r['validation_accuracy']:.1f}",
+                         "last validation loss": f"{last_validation(r):.3f}",
+                         "test accuracy": f"{r['test_accuracy']:.1f}",
                          "minutes": minutes(r)})
     assert figure.tables[0].rows == rows
     bars = drawn(figure.axes[0])
@@ -854,7 +931,8 @@ def test_gates_shows_every_gate_and_number_of_blocks(shown):
         same(bars[name][0], heights[name])
 
 
-LANGUAGE = {"GRIL": "gril", "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention", "LRU": "lru",
+LANGUAGE = {"GRIL": "gril", "w = 1 in GRIL's frame": "gril_w1",
+            "linear attention": "linear_attention", "LRU": "lru",
             "transformer": "transformer", "Mamba": "mamba", "GRIL without the frame": "gril_alone"}
 
 
@@ -863,32 +941,39 @@ def test_language_models_are_picked_by_validation_and_shown_by_test(shown):
     for recipe, score, unit, rates, tried, steps, scored in (
             ("bytes", "bits", "bits a byte", RATES, 100, 500, 0),
             ("tiny", "perplexity", "perplexity", (3e-3, 1e-2), 60, 160, 65_536)):
-        models = {label: dict(task="wikitext2", recipe=recipe, model=model) for label, model in LANGUAGE.items()}
-        best = chosen(figure, models, rates, lambda r: r[f"validation_{score}"], lambda r: r[f"test_{score}"],
+        models = {label: dict(task="wikitext2", recipe=recipe, model=model)
+                  for label, model in LANGUAGE.items()}
+        best = chosen(figure, models, rates, lambda r: r[f"validation_{score}"],
+                      lambda r: r[f"test_{score}"],
                       steps=tried, warmup=tried // 8, evaluate_every=tried, stateful=False)
-        assert next(tables).rows == [{"model": label, **{
-            str(rate): f"{figure.one(**options, steps=tried, lr=rate)[f'validation_{score}']:.4g}" for rate in rates}}
-            for label, options in models.items()]
-        rows, (ax,) = [], (ax for title, ax in figure.ax.items() if ("bytes" in title) == (recipe == "bytes"))
+        for row, (label, options) in zip(next(tables).rows, models.items(), strict=True):
+            swept = [figure.one(**options, steps=tried, lr=rate) for rate in rates]
+            assert row == {"model": label, **{str(r["lr"]): f"{r[f'validation_{score}']:.4g}"
+                                              for r in swept}}
+        rows, (ax,) = [], (ax for title, ax in figure.ax.items()
+                           if ("bytes" in title) == (recipe == "bytes"))
         lines = {line.get_label(): line for line in ax.lines}
         for label in (*LANGUAGE, "GRIL, --stateful"):
             options = models[label.split(",")[0]]
             rate = best[label.split(",")[0]]
-            r = figure.one(**options, steps=steps, warmup=steps // 8, evaluate_every=steps // 5, report_tokens=scored,
+            r = figure.one(**options, steps=steps, warmup=steps // 8, evaluate_every=steps // 5,
+                           report_tokens=scored,
                            lr=rate, recurrent_lr=rate / 4, stateful="stateful" in label, seed=0)
+            a_second = steps * r["batch"] * r["length"] / r["seconds"]
             carried = "(grows)" if label == "transformer" else f"{r[f'stateful_{score}']:.4g}"
             rows.append({"model": label, "rate": f"{rate:g}", "parameters": f"{r['parameters']:,}",
-                         f"{unit}, blocks": f"{r[f'test_{score}']:.4g}", "state carried on": carried,
+                         f"{unit}, blocks": f"{r[f'test_{score}']:.4g}",
+                         "state carried on": carried,
                          "last training loss": f"{curves([r], 'train_loss')[1][-1]:.3f}",
-                         "tokens a second": f"{steps * r['batch'] * r['length'] / r['seconds']:,.0f}",
-                         "minutes": minutes(r)})
+                         "tokens a second": f"{a_second:,.0f}", "minutes": minutes(r)})
             same(list(lines[label].get_ydata()), curves([r], score)[1].tolist())
         table = next(tables)
         assert table.rows == rows
-        assert f"{figure.one(**models['GRIL'], steps=steps, stateful=False)['tokens']:,} tokens of the test file" in table.title
+        first = figure.one(**models["GRIL"], steps=steps, stateful=False)
+        assert f"{first['tokens']:,} tokens of the test file" in table.title
 
 
-# ----------------------------------------------------------------------------------------------------- how it works
+# ------------------------------------------------------------------------------------- how it works
 
 def numbers(cell):
     return torch.tensor([float(word.replace(",", "")) for word in cell.split()])
@@ -900,7 +985,7 @@ def test_how_shows_one_prompt_and_gradient_descent_on_each_part_of_it(shown):
     (x, y, _), eta = (z[0] for z in figure.sampled[0]), closed_form(4, 5)[0]
     assert [row["t"] for row in figure.tables[0].rows] == ["1", "2", "3", "4", "5"]
     for t, row in enumerate(figure.tables[0].rows, 1):
-        gd = eta / 5 * y[:t].mT @ x[:t] @ x[t]                  # a sum over examples: each has its N-th part
+        gd = eta / 5 * y[:t].mT @ x[:t] @ x[t]              # each example has its N-th part
         for head in ("o_t", "GD, step η t/N"):
             agree(0.006, **{head: (numbers(row[head]), gd)})
         agree(0.006, target=(numbers(row["y_{t+1}"]), y[t]))
@@ -909,15 +994,17 @@ def test_how_shows_one_prompt_and_gradient_descent_on_each_part_of_it(shown):
 
 def test_forms_counts_what_each_keeps(shown):
     figure, T = shown("forms"), 64
-    kept = {row["form"]: {h: numbers(row[f"h = {h}"]).item() for h in (4, 16)} for row in figure.tables[0].rows}
-    assert kept["step"] == {h: h * h + 2 * 3 * h for h in (4, 16)}              # a state, two tokens of v, k, u
+    kept = {row["form"]: {h: numbers(row[f"h = {h}"]).item() for h in (4, 16)}
+            for row in figure.tables[0].rows}
+    assert kept["step"] == {h: h * h + 2 * 3 * h for h in (4, 16)}     # Z, two tokens of v, k, u
     for form in ("loop", "scan"):
-        assert 1 <= kept[form][16] / (T * 16 * 16) < 2.5                        # all states, and little more
+        assert 1 <= kept[form][16] / (T * 16 * 16) < 2.5        # all states, and little more
     assert T * 16 * 3 <= kept["tokens"][16] < kept["loop"][16] / 2
     lines = drawn(figure.ax["measured, for a backward pass"])
     for row in figure.tables[0].rows[:-1]:
         form = row["form"]
-        assert [row[f"a token, h = {h}"] for h in (4, 16)] == [f"{kept[form][h] / T:.1f}" for h in (4, 16)]
+        for h in (4, 16):
+            assert row[f"a token, h = {h}"] == f"{kept[form][h] / T:.1f}"
         same(lines[f"gril_{form}"][0], [kept[form][h] / T for h in (4, 16)])
 
 
@@ -927,7 +1014,9 @@ def test_prompt_shows_the_trained_layer_and_gradient_descent_after_every_example
     (x, y, s), (task, model, _) = figure.sampled[0], train.load(figure.one(f=f, n=N)["folder"])
     losses, answers = [], []
     for t in range(N + 1):
-        ours = model(torch.cat([s[:, :2 * t], s[:, -1:]], 1))[:, -1] if t else torch.zeros_like(y[:, -1])
+        ours = torch.zeros_like(y[:, -1])
+        if t:
+            ours = model(torch.cat([s[:, :2 * t], s[:, -1:]], 1))[:, -1]
         W = closed_form(f, N)[0] / N * y[:, :t].mT @ x[:, :t]
         answers.append((ours, (W @ x[:, -1:].mT)[..., 0]))
         losses.append([0.5 * (o - y[:, -1]).square().mean(-1) for o in answers[-1]])
@@ -942,17 +1031,19 @@ def test_prompt_shows_the_trained_layer_and_gradient_descent_after_every_example
     agree(1e-6, truth=(torch.tensor(bars["truth"][0]), y[0, -1]))
     lines = figure.ax["loss on the query"].lines
     for i, name in enumerate(("GRIL, trained", "GD, explicit")):
+        this, mean = (torch.tensor(list(line.get_ydata())) for line in lines[2 * i:2 * i + 2])
         agree(1e-5, bars=(torch.tensor(bars[name][0]), answers[N][i][0]),
-              this=(torch.tensor(list(lines[2 * i].get_ydata())), torch.stack([loss[i][0] for loss in losses])),
-              mean=(torch.tensor(list(lines[2 * i + 1].get_ydata())), torch.stack([loss[i].mean() for loss in losses])))
+              this=(this, torch.stack([loss[i][0] for loss in losses])),
+              mean=(mean, torch.stack([loss[i].mean() for loss in losses])))
     V, K, r, A = model.operands(s[:1])
     _, Z = gril_loop(V, K, r, A)
+    W = torch.linalg.lstsq(x[0].double(), y[0].double()).solution.mT.float()
     for title, M in (("the state, $β q_3 Z_t$", model.beta * model.q[2] * Z[0, 0]),
-                     ("the task's W", torch.linalg.lstsq(x[0].double(), y[0].double()).solution.mT.float())):
+                     ("the task's W", W)):
         agree(1e-4, **{title: (torch.tensor(figure.ax[title].images[0].get_array().data), M)})
 
 
-# --------------------------------------------------------------------------------------------- the picture of one run
+# --------------------------------------------------------------------------- the picture of one run
 
 @torch.no_grad()
 @pytest.mark.parametrize("task, model, panels", (
@@ -967,14 +1058,17 @@ def test_the_picture_of_a_run_is_of_its_losses_predictions_and_weights(canned, t
         assert plots.draw_run(result["folder"]).exists()
     left, middle, *matrices = seen.figures[0].axes
     (batch,) = seen.sampled
-    gd, ours = kind.learner()(batch.x[:, :-1], batch.y[:, :-1], batch.x[:, -1]), tasks.query(network, batch.s)
+    ours = tasks.query(network, batch.s)
+    gd = kind.learner()(batch.x[:, :-1], batch.y[:, :-1], batch.x[:, -1])
     lines = drawn(left)
     same(lines[f"trained {model}"][0], curves([result], "loss")[1].tolist())
     same(lines[kind.reference][0], [number(task, "gd_loss")] * 2)
     same(lines["zero predictor"][0], [result["zero_loss"]] * 2)
     points = middle.lines[1]
-    agree(1e-5, x=(torch.tensor(points.get_xdata()), gd.flatten()), y=(torch.tensor(points.get_ydata()), ours.flatten()))
-    assert "gradient descent" in middle.get_xlabel() and middle.get_title() == f"cosine {result['cosine']:.4f}"
+    agree(1e-5, x=(torch.tensor(points.get_xdata()), gd.flatten()),
+          y=(torch.tensor(points.get_ydata()), ours.flatten()))
+    assert "gradient descent" in middle.get_xlabel()
+    assert middle.get_title() == f"cosine {result['cosine']:.4f}"
     assert len(matrices) == 2 * len(panels)
     for key, trained, constructed in zip(panels, matrices[::2], matrices[1::2]):
         assert "trained" in trained.get_title() and "constructed" in constructed.get_title()
