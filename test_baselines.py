@@ -654,6 +654,21 @@ def test_sizes_that_do_not_fit_are_answered(tmp_path, words, answer):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("model, default, paper", (             # width, layers, heads
+    ("s5", (32, 1), (32, 1)), ("lru", (32, 1), (32, 1)), ("mamba", (32, 1), (64, 1)),
+    ("mamba_lp", (32, 1), (128, 4)), ("griffin", (32, 1, 2), (32, 2, 2)),
+    ("griffin_lp", (32, 1, 2), (96, 4, 4)), ("linear_attention", (32, 1, 1), (32, 1, 1)),
+    ("linear_attention_pairs", (32, 1, 1), (32, 1, 1)), ("transformer", (32, 2, 4), (32, 2, 4))))
+def test_sizes_and_rates_of_every_model(model, default, paper):
+    """By default all have the same examples, rate and width; the paper's are those of App. B.3."""
+    sizes = "width", "layers", "heads"
+    assert recipe("default", model, "nd_regression") == dict(
+        steps=1500, batch=64, lr=3e-3, recurrent_lr=3e-3, weight_decay=0.0, **dict(zip(sizes, default)))
+    assert recipe("paper", model, "scalar_regression") == dict(
+        lr=1e-4, recurrent_lr=1e-4, weight_decay=0.01 if model == "mamba_lp" else 0.0,
+        **dict(zip(sizes, paper)))
+
+
 def test_the_papers_recipes():
     """App. B.3: Adam 1e-4; with LP 4 layers of 128, AdamW for Mamba, 4 heads and 2e-4 on vectors for Griffin."""
     assert recipe("paper", "s5", "nd_regression") == dict(lr=1e-4, recurrent_lr=1e-4, weight_decay=0.0, width=32, layers=1)
