@@ -450,16 +450,17 @@ MAMBA = {"W_in": [4], "W_out": [2]}
 GRIFFIN = {"W_in": [2.67], "W_out": [1, 1.33], "W_13": [6], "W_2": [3]}     # 1: the attention's
 
 
-@pytest.mark.parametrize("name, projected, normed, inner", (
-    ("s5", False, False, {}), ("lru", False, False, {}),
-    ("linear_attention", False, False, {"P": [1]}),
-    ("mamba", False, True, MAMBA), ("mamba_lp", True, True, MAMBA),
-    ("griffin", False, True, GRIFFIN), ("griffin_lp", True, True, GRIFFIN),
-    ("transformer", True, True, {"W_1": [4], "W_2": [4]})))
-def test_each_network_is_built_as_published(name, projected, normed, inner):
+@pytest.mark.parametrize("name, layer, projected, normed, inner", (
+    ("s5", S5, False, False, {}), ("lru", LRU, False, False, {}),
+    ("linear_attention", LinearAttention, False, False, {"P": [1]}),
+    ("mamba", Mamba, False, True, MAMBA), ("mamba_lp", Mamba, True, True, MAMBA),
+    ("griffin", Griffin, False, True, GRIFFIN), ("griffin_lp", Griffin, True, True, GRIFFIN),
+    ("transformer", Transformer, True, True, {"W_1": [4], "W_2": [4]})))
+def test_each_network_is_built_as_published(name, layer, projected, normed, inner):
     """A projection in front, a norm before the read-out, widths inside the layers in units of H."""
     network = make(name, 5, 3, 24, layers=3)
-    assert len(network.layers) == 3 and isinstance(network.embed, torch.nn.Linear) == projected
+    assert [type(getattr(part, "mixer", part)) for part in network.layers] == [layer] * 3
+    assert isinstance(network.embed, torch.nn.Linear) == projected
     s = seeded(2, 7, 5, dtype=torch.float32)
     assert projected or torch.equal(network.embed(s), F.pad(s, (0, 19)))
     last = network.readout[-1] if normed else network.readout
