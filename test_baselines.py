@@ -471,6 +471,32 @@ def test_each_network_is_built_as_published(name, layer, projected, normed, inne
         assert sorted({round(max(m.weight.shape) / 24, 2) for m in named}) == widths, key
 
 
+def test_heads_and_windows_of_attention():
+    for name in ("transformer", "griffin", "linear_attention"):
+        network = make(name, 4, 3, 24, layers=2, heads=4)
+        found = [m for m in network.modules() if isinstance(m, (Attention, LinearAttention))]
+        assert [m.heads for m in found] == [4, 4]
+        if name == "transformer":
+            assert {(m.kv_heads, m.window) for m in found} == {(4, math.inf)}
+        if name == "griffin":
+            assert {(m.kv_heads, m.window) for m in found} == {(1, 1024)}
+            gates = [m.W.shape for m in network.modules() if isinstance(m, RGLRU)]
+            assert gates == [(4, 8, 16)] * 4                                # D = 32 in four blocks
+            assert {len(m.W) for m in network.modules() if isinstance(m, CausalConv)} == {4}
+
+
+@pytest.mark.parametrize("name, slow", (
+    ("s5", {"Lambda_re", "Lambda_im", "B", "log_Delta"}), ("lru", {"nu", "theta", "log_gamma", "B"}),
+    ("mamba", {"A_log", "D"}), ("mamba_lp", {"A_log", "D"}), ("griffin", {"Lambda"}),
+    ("griffin_lp", {"Lambda"}), ("linear_attention", set()), ("transformer", set())))
+def test_which_parameters_have_the_lower_rate_and_no_decay(name, slow):
+    rates = dict(lr=1.0, recurrent_lr=0.1, weight_decay=0.5)
+    for group in train.parameter_groups(make(name, 4, 3, H, layers=2), rates):
+        names = {path.split(".")[-1] for path in group["names"]}
+        lower = (group["lr"], group["weight_decay"]) == (0.1, 0.0)
+        assert names == slow if lower else not names & slow
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_dropout_reaches_every_layer_in_training_alone(name):

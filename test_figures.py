@@ -182,6 +182,13 @@ def same(got, expected):
     assert got == pytest.approx(expected, rel=1e-5)
 
 
+def edges(band):
+    """Lower and upper edge of a shaded band at each of its places."""
+    corners = band.get_paths()[0].vertices
+    at = [corners[corners[:, 0] == x][:, 1] for x in np.unique(corners[:, 0])]
+    return [edge for heights in at for edge in (heights.min(), heights.max())]
+
+
 def column(rows, name):
     return [r[name] for r in rows]
 
@@ -301,10 +308,8 @@ def test_a_band_is_the_mean_and_one_standard_deviation_on_either_side(metrics):
     _, ax = plt.subplots()
     plots.band(ax, metrics((1, 8), (2, 9), (6, 13)), "loss", "red", "all")
     same(drawn(ax)["all"][0], [3, 10])
-    corners = ax.collections[0].get_paths()[0].vertices
-    for step, mean in ((10, 3), (20, 10)):
-        heights = corners[corners[:, 0] == step][:, 1]
-        same((heights.min(), heights.max()), (mean - math.sqrt(7), mean + math.sqrt(7)))
+    same(edges(ax.collections[0]), [3 - math.sqrt(7), 3 + math.sqrt(7), 10 - math.sqrt(7),
+                                    10 + math.sqrt(7)])
     plt.close()
 
 
@@ -583,6 +588,7 @@ def test_two_layers_are_shown_as_the_polynomial_of_their_steps(shown):
             M = getattr(model, place[1])[int(place[2]) - 1, int(place[3]) - 1].detach()
             M = M / M.abs().max() if place[1] == "Q" else M
             assert ax.images[0].get_array().tolist() == M.tolist()
+    assert figure.ax["q"].images[0].get_array().tolist() == [[0, 0, 1]]
 
 
 @pytest.mark.parametrize("name, task, N, batch", (
@@ -613,8 +619,9 @@ def test_classification_stands_beside_gd_dagger_of_the_same_seed(shown, name, ta
         "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
         "GD, φ = identity": pm(column(ours, "gd_loss")), "zero": pm(column(ours, "zero_loss")),
         **{key: pm(column(alike, key)) for key in keys}, "GD† loss, last tenth": flattened(dagger)}]
-    same([bar.get_height() for bar in figure.ax["B  GRIL against GD†"].patches],
-         [spread(column(alike, key))[0] for key in keys])
+    for bars, key in zip(figure.ax["B  GRIL against GD†"].containers[1::2], keys, strict=True):
+        ((_, low), (_, high)), = bars.errorbar[2][0].get_segments()
+        same((bars[0].get_height(), (high - low) / 2), spread(column(alike, key)))
     panel = drawn(figure.axes[0])
     same(panel["GRIL"][0] + panel["GD†"][0], [*curves(ours, "loss")[1], *curves(dagger, "loss")[1]])
     same(panel["GD, φ = identity"][0], [number(task, "gd_loss")] * 2)
@@ -793,6 +800,12 @@ def test_every_model_of_a_comparison_gets_its_best_rate_and_is_divided_by_its_ow
     for label, rs in results.items():
         at, mean, _ = curves(rs, "loss")
         same([*lines[label].get_xdata(), *lines[label].get_ydata()], [*64 * at, *mean])
+    for band, rs in zip(left.collections, results.values(), strict=True):
+        _, mean, std = curves(rs, "loss")
+        same(edges(band), np.stack([mean - std, mean + std], 1).flatten().tolist())
+    assert right.get_title() == f"B  after {64 * steps:,} tasks, 5 seeds"
+    assert [text.get_text() for text in right.texts] == [
+        f"{spread(column(rs, 'loss'))[0]:.3f}" for rs in results.values()]
     assert {label: pytest.approx(value, rel=1e-5) for label, value in across(right).items()} == {
         label: spread(column(rs, "loss")) for label, rs in results.items()}
     lines, first = {line.get_label(): line for line in right.lines}, next(iter(results.values()))
@@ -906,6 +919,8 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
     bars = drawn(figure.ax["test, weights chosen by validation"])
     for label, model in ARENA.items():
         same(bars[label][0], [final[name, model]["test_accuracy"] for name in LRA])
+    for name, line in zip(LRA, figure.ax["test, weights chosen by validation"].lines, strict=True):
+        same(line.get_ydata()[0], final[name, "gril"]["most_frequent"])
     for name in LRA:
         for line, model in zip(figure.ax[name].lines, ARENA.values()):
             same(list(line.get_ydata()), curves([final[name, model]], "accuracy")[1].tolist())
@@ -990,6 +1005,16 @@ def test_how_shows_one_prompt_and_gradient_descent_on_each_part_of_it(shown):
             agree(0.006, **{head: (numbers(row[head]), gd)})
         agree(0.006, target=(numbers(row["y_{t+1}"]), y[t]))
         assert float(row["largest |Z_t - Σ y xᵀ|"]) < 1e-5 and float(row["|o_t - GD|"]) < 1e-5
+    images = [torch.tensor(image.get_array().data) for image in figure.axes[0].images]
+    assert len(images) == 11 + 6 + 5 + 5        # tokens; C Q Cᵀ = y xᵀ; states; Z x = o, GD, y
+    for t in range(1, 6):
+        agree(1e-6, state=(images[16 + t], y[:t].mT @ x[:t]))
+    agree(1e-6, cross=(images[16], torch.outer(y[1], x[1])), Z=(images[22], y[:5].mT @ x[:5]))
+    for image, vector in zip(images[23:], (x[5], gd, gd, y[5]), strict=True):
+        agree(1e-6, vector=(image, vector[:, None]))
+    said = [text.get_text() for text in figure.axes[0].texts]
+    for vector in (images[24], images[26]):
+        assert {f"{v:.2f}" for v in vector.flatten()} <= set(said)
 
 
 def test_forms_counts_what_each_keeps(shown):
