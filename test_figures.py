@@ -103,7 +103,7 @@ class Canned:
                        optimal_loss=number(task, config.get("f"), "optimal_loss"))
         if model == "transformer":                              # its state would grow
             del result["stateful_bits"], result["stateful_perplexity"]
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if task in TASKS:
             torch.default_generator.manual_seed(config["seed"])
             network = Task(config).model(model)
@@ -357,6 +357,12 @@ def test_a_run_is_made_once_and_its_defaults_need_not_be_said(canned):
     first = plots.runs([BASE, dict(task="nd_regression", seed=0)], False)
     again = plots.runs([dict(task="nd_regression", seed=0, f=10, n=10, model="gril"), BASE], False)
     assert again == first[::-1] and len(canned.made) == 2
+
+
+def test_a_run_that_was_stopped_is_made_anew(canned):
+    (done,) = plots.runs([BASE], False)
+    (done["folder"] / "result.json").unlink()
+    assert plots.runs([BASE], False) == [done] and len(canned.made) == 2
 
 
 @pytest.mark.parametrize("options", (
@@ -1054,6 +1060,7 @@ def test_prompt_shows_the_trained_layer_and_gradient_descent_after_every_example
         agree(6e-5, row=(torch.tensor(row), torch.stack(expected)))
     bars = drawn(figure.ax["prediction for the query"])
     agree(1e-6, truth=(torch.tensor(bars["truth"][0]), y[0, -1]))
+    assert figure.axes[0].images[0].get_array().tolist() == s[0].mT.tolist()
     lines = figure.ax["loss on the query"].lines
     for i, name in enumerate(("GRIL, trained", "GD, explicit")):
         this, mean = (torch.tensor(list(line.get_ydata())) for line in lines[2 * i:2 * i + 2])
