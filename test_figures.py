@@ -1023,6 +1023,25 @@ def test_how_shows_one_prompt_and_gradient_descent_on_each_part_of_it(shown):
         assert {f"{v:.2f}" for v in vector.flatten()} <= set(said)
 
 
+def test_how_shows_it_where_a_layer_is_not_gradient_descent(canned, monkeypatch, capsys):
+    constructed = tasks.Task.constructed
+
+    def doubled(task):
+        layer = constructed(task)
+        layer.Q.data *= 2
+        return layer
+    monkeypatch.setattr(tasks.Task, "constructed", doubled)
+    with watched() as seen:
+        drawings.how(True)
+    (x, y, _), eta = (z[0] for z in seen.sampled[0]), closed_form(4, 5)[0]
+    (table,) = read_tables(capsys.readouterr().out)
+    for t, row in enumerate(table.rows, 1):
+        written, gd = y[:t].mT @ x[:t], eta / 5 * y[:t].mT @ x[:t] @ x[t]
+        for head, M in (("largest |Z_t - Σ y xᵀ|", written), ("|o_t - GD|", gd)):
+            assert float(row[head]) == pytest.approx(M.abs().max().item(), rel=0.06)
+        agree(0.006, o=(numbers(row["o_t"]), 2 * gd), gd=(numbers(row["GD, step η t/N"]), gd))
+
+
 def test_forms_counts_what_each_keeps(shown):
     figure, T = shown("forms"), 64
     kept = {row["form"]: {h: numbers(row[f"h = {h}"]).item() for h in (4, 16)}
