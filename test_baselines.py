@@ -708,3 +708,9 @@ def test_the_papers_recipes():
     scalar = TASKS["scalar_regression"]
     full = {**scalar.recipes["paper"], **scalar.adapt("paper", "mamba")}
     assert (full["steps"], full["batch"], full["weight_decay"], full["lr"]) == (300_000, 64, 0.0, 1e-4)
+
+
+def test_a_causal_filter_keeps_bfloat16():
+    layer = CausalConv(4)
+    y, past = layer.run(seeded(1, 6, 4, dtype=torch.bfloat16))
+    assert y.dtype == past.dtype == torch.bfloat16

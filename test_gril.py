@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import gril
 from gril import (GRIL, Block, ClassifierGRIL, GrilMixer, MultistepGRIL, NonlinearGRIL, ScalarGRIL,
                   StateMLPGRIL, beside, complex_gate, construct_binary, construct_multistep,
                   construct_multivariate, construct_scalar, construct_softmax, gd_dagger, gril_chunk,

@@ -777,6 +777,45 @@ def test_the_loss_in_parts_is_cross_entropy_with_its_gradients(entries):
     agree(1e-12, scored=(HeadLoss.apply(x, E, y, False, entries), expected))
 
 
+def test_a_gpu_takes_the_loss_in_larger_parts():
+    """Every part reads and writes all of dE: 4,096 tokens of GPT-2's vocabulary are one part there, 13 on a CPU."""
+    with torch.device("meta"):
+        x, E, y = torch.empty(4096, 8), torch.empty(50257, 8), torch.empty(4096, dtype=torch.long)
+    with train.OneDevice() as device:
+        HeadLoss.apply(x, E, y, False)
+    one = device.kernels
+    with train.OneDevice() as device:
+        HeadLoss.apply(x, E, y, False, 1 << 24)
+    assert device.kernels == 13 * (one - 1) + 1                                 # the last one divides by the tokens
+
+
+@pytest.mark.parametrize("gate", ("real", "complex"))
+@pytest.mark.parametrize("backend", ("eager", pytest.param("inductor", marks=pytest.mark.slow)))
+def test_the_loss_compiles_into_one_graph(gate, backend):
+    torch.manual_seed(0)
+    net, x, y = LanguageModel(50, 2, 16, 16, 8, 4, gate=gate), draw(2, 40), draw(2, 40, seed=1)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, y: net(x, y)[0], backend=backend, fullgraph=True, dynamic=False)
+    got, expected = ([loss, *torch.autograd.grad(loss, list(net.parameters()))] for loss in (compiled(x, y), net(x, y)[0]))
+    agree(1e-4, **{f"{i}": pair for i, pair in enumerate(zip(got, expected))})
+
+
+def test_the_processes_of_a_run_share_a_score(monkeypatch, tmp_path):
+    """Each scores its parts, and the sum over all processes is the score of the whole."""
+    task = text_file(tmp_path)
+    torch.manual_seed(0)
+    model, ids = task.model().to(f64).eval(), task.tokens("valid")[:200]
+    whole = task.score(model, ids)
+    monkeypatch.setattr(lm.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(lm.dist, "all_reduce", lambda sums: None)
+    monkeypatch.setattr(lm.dist, "get_world_size", lambda: 3)
+    parts = []
+    for rank in range(3):
+        monkeypatch.setattr(lm.dist, "get_rank", lambda: rank)
+        parts.append(task.score(model, ids))
+    assert sum(parts) == pytest.approx(whole, rel=1e-9) and all(0 < part < whole for part in parts)
+
+
 @pytest.mark.parametrize("model", MIXERS)
 def test_every_parameter_learns(model):
     net = built(model)

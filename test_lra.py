@@ -28,7 +28,7 @@ import torch
 import baselines
 import lra
 import lra_data
-from gril import GrilMixer, parameters
+from gril import GrilMixer, complex_gate, parameters
 from lra import LRA, MODELS
 from lra_data import listops_block, listops_lines
 
@@ -931,6 +931,32 @@ def test_a_batch_is_padded_to_its_longest_cut_and_ended(tmp_path):
     assert tokens[0, 18:].tolist() == [lra.END, 0] and tokens[1, 19] == lra.END
 
 
+def test_a_compiled_loss_meets_eight_lengths_at_most(tmp_path):
+    made = task("text", tmp_path)
+    made.recipe["length"], made.compiled = 40, True
+    assert {made.padded(n) for n in range(1, 41)} == set(range(5, 41, 5))
+    assert all(n <= made.padded(n) < n + 5 for n in range(1, 41))
+    tokens, lengths, _ = made.batch(made.data["test"], np.array([0, 2]))
+    assert lengths.tolist() == [19, 20] and tokens.shape == (2, 20) and made.padded(21) == 25
+
+
+def test_the_processes_of_a_run_share_an_evaluation(monkeypatch, tmp_path):
+    """Each takes its batches, and the sum over all processes is the evaluation of the whole."""
+    made = task("text", tmp_path)
+    made.recipe["batch"] = 4
+    torch.manual_seed(0)
+    model = made.model().eval()
+    whole = made.evaluate(model, "test")
+    monkeypatch.setattr(lra.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(lra.dist, "all_reduce", lambda sums: None)
+    monkeypatch.setattr(lra.dist, "get_world_size", lambda: 3)
+    parts = []
+    for rank in range(3):
+        monkeypatch.setattr(lra.dist, "get_rank", lambda: rank)
+        parts.append(made.evaluate(model, "test"))
+    assert np.sum(parts, 0) == pytest.approx(whole, rel=1e-5) and all(part[0] < whole[0] for part in parts)
+
+
 def test_two_documents_come_one_after_the_other(tmp_path):
     made = task("retrieval", tmp_path)
     tokens, lengths, labels = made.batch(made.data["train"], np.array([4, 7]))
@@ -1106,7 +1132,7 @@ def test_models_are_built_as_the_recipe_says(model):
             w = 1 if model == "linear_attention" else 3
             assert mixer.Q.shape == (3, w, w) and mixer.W_in.weight.shape == (24, 16)
             assert (mixer.beta == 1).all() and (mixer.theta is None) == (gate == "real")
-        rings = [mixer.gates()[0] for mixer in modules(network, GrilMixer)]
+        rings = [complex_gate(*mixer.gates()[:2]) for mixer in modules(network, GrilMixer)]
         rings += [mixer.system()[0] for mixer in modules(network, baselines.LRU)]
         for gates in rings:
             assert ((gates.abs() - 0.615).abs() < 0.0051).all()

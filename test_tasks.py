@@ -10,7 +10,6 @@ import torch.nn.functional as F
 import tasks
 import train
 from gril import MultistepGRIL, construct_multistep
-from lra_data import generate_listops
 from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate,
                    gradient_descent, longhorn, newton, ridge, sensitivity, zero)
 from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
