@@ -963,7 +963,7 @@ def test_rows_meet_others_in_every_epoch(tmp_path):
     stream, epochs = made.stream(0, 2), []
     for epoch in range(2):
         stream.seek((epoch, 0))
-        shortest = stream.order[:64].min(1).tolist()                        # of the first pool
+        shortest = stream.order[:64].min(1).tolist()
         assert shortest != sorted(shortest), "short rows first, long ones last"
         epochs.append({tuple(sorted(rows)) for rows in stream.order.tolist()})
     assert len(epochs[0]) == 500 and len(epochs[0] & epochs[1]) < 50
