@@ -121,7 +121,7 @@ def write_pathfinder(folder, rows=20):
     for d in range(2):
         (home / f"imgs/{d}").mkdir(parents=True, exist_ok=True)
         (home / "metadata").mkdir(exist_ok=True)
-        lines = (f"imgs/{d} sample_{i}.png {i} {i % 2} 1.0 14\n" for i in range(rows))
+        lines = (f"imgs/{d} sample_{i}.png {i} {int(i % 3 == 0)} 1.0 14\n" for i in range(rows))
         (home / f"metadata/{d}.npy").write_text("".join(lines))
         for i in range(rows):
             (home / f"imgs/{d}/sample_{i}.png").write_bytes(png(picture(rows * d + i)))
@@ -375,7 +375,7 @@ def test_curves_are_read(tmp_path):
     assert {split: len(x.labels) for split, x in data.items()} == dict(train=32, val=4, test=4)
     assert documents(data["val"]) == [picture(i).tobytes() for i in (8, 18, 28, 38)]
     assert documents(data["test"]) == [picture(i).tobytes() for i in (9, 19, 29, 39)]
-    assert data["val"].labels.tolist() == [0] * 4 and data["test"].labels.tolist() == [1] * 4
+    assert data["val"].labels.tolist() == [0, 1] * 2 and data["test"].labels.tolist() == [1, 0] * 2
 
 
 def test_lists_of_curves_are_read_in_the_order_of_their_numbers(tmp_path):
@@ -982,6 +982,19 @@ def test_an_epoch_has_every_row_once_in_another_order(tmp_path):
     assert len({tokens.shape[1] for tokens, _, _ in (next(stream) for _ in range(5))}) > 1
 
 
+def test_rows_meet_others_in_every_epoch(tmp_path):
+    """Were all rows sorted by length at once, those of a batch would never part."""
+    made = task("text", tmp_path)
+    filled(made, {split: [(0, b"a" * n) for n in range(1, 1001)] for split in lra_data.SPLITS})
+    stream, epochs = made.stream(0, 2), []
+    for epoch in range(2):
+        stream.seek((epoch, 0))
+        shortest = stream.order[:64].min(1).tolist()
+        assert shortest != sorted(shortest), "short rows first, long ones last"
+        epochs.append({tuple(sorted(rows)) for rows in stream.order.tolist()})
+    assert len(epochs[0]) == 500 and len(epochs[0] & epochs[1]) < 50
+
+
 def test_a_stream_goes_on_where_it_was(tmp_path):
     made = varied(tmp_path)
     stream, other = made.stream(3, 30), made.stream(3, 30)
@@ -1118,7 +1131,7 @@ LAYERS = dict(gril=GrilMixer, linear_attention=GrilMixer, s5=baselines.S5, lru=b
 @pytest.mark.parametrize("model", MODELS)
 def test_models_are_built_as_the_recipe_says(model):
     """Numbers that no preset has, so that none can be there by itself."""
-    odd = dict(LRA["text"].recipes["tiny"], layers=6, H=16, P=24, J=3, dropout=0.3, r_min=0.61,
+    odd = dict(LRA["text"].recipes["tiny"], layers=6, H=18, P=24, J=3, dropout=0.3, r_min=0.61,
                r_max=0.62, max_phase=0.01)
     for gate in ("real", "complex"):
         network = LRA["text"](dict(odd, gate=gate)).model(model)
@@ -1130,7 +1143,7 @@ def test_models_are_built_as_the_recipe_says(model):
         assert isinstance(network.norm, torch.nn.LayerNorm) == normed
         for mixer in modules(network, GrilMixer):
             w = 1 if model == "linear_attention" else 3
-            assert mixer.Q.shape == (3, w, w) and mixer.W_in.weight.shape == (24, 16)
+            assert mixer.Q.shape == (3, w, w) and mixer.W_in.weight.shape == (24, 18)
             assert (mixer.beta == 1).all() and (mixer.theta is None) == (gate == "real")
         rings = [complex_gate(*mixer.gates()[:2]) for mixer in modules(network, GrilMixer)]
         rings += [mixer.system()[0] for mixer in modules(network, baselines.LRU)]
