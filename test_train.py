@@ -621,10 +621,15 @@ def test_early_stopping_and_the_best_weights(data, tmp_path, monkeypatch, higher
     assert len(seen) == chosen + 2 and again["test_accuracy"] == result["test_accuracy"]
 
 
-def test_the_test_score_of_the_chosen_weights_and_the_best_one(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("higher, step, best", ((True, 10, 0.8), (False, 5, 0.1)))
+def test_the_test_score_of_the_chosen_weights_and_the_best_one(data, tmp_path, monkeypatch, higher,
+                                                               step, best):
+    monkeypatch.setitem(Toy.recipes, "tiny", dict(Toy.recipes["tiny"], higher=higher))
     scripted(monkeypatch, [0.5, 0.9, 0.6, 0.7], [0.3, 0.4, 0.8, 0.1, 0.45])
-    result = train.main([*TOY, "--data", data, "--steps", "20", "--test-every-validation", "--out", str(tmp_path / "run")])
-    assert result["test_accuracy"] == 0.45 and result["best_test_accuracy"] == 0.8 and result["best_step"] == 10
+    result = train.main([*TOY, "--data", data, "--steps", "20", "--test-every-validation",
+                         "--out", str(tmp_path / "run")])
+    assert result["test_accuracy"] == 0.45 and result["best_test_accuracy"] == best
+    assert result["best_step"] == step
     rows = list(csv.DictReader(open(tmp_path / "run/metrics.csv")))
     assert [float(row["test_accuracy"]) for row in rows] == [0.3, 0.4, 0.8, 0.1]
 
