@@ -182,7 +182,8 @@ def conjugate(a):
 
 
 def in_parts(Z, theta):
-    return Z[..., None, :] if theta is None else torch.stack([Z.real, Z.imag], -2)
+    parts = [Z] if theta is None else [Z.real, Z.imag] if Z.is_complex() else [Z, torch.zeros_like(Z)]
+    return torch.stack(parts, -2)
 
 
 def carry(b, n, log_rho, theta, G=16):
@@ -744,10 +745,9 @@ class GrilMixer(Mixer):
         return self.output(o, z), state
 
     def start(self, z):
-        """The empty state: Z = 0 and a window of zeros."""
+        """The empty state: Z = 0 and a window of zeros; a complex gate makes Z complex."""
         dtype = torch.promote_types(self.nu.dtype, torch.float32)
-        Z_dtype = dtype if self.theta is None else torch.promote_types(dtype, torch.complex64)
-        return (z.new_zeros(len(z), self.J, self.h, self.h, dtype=Z_dtype),
+        return (z.new_zeros(len(z), self.J, self.h, self.h, dtype=dtype),
                 z.new_zeros(len(z), self.J, 3 * self.h, self.w - 1, dtype=dtype))
 
 
