@@ -4,7 +4,7 @@
   step(x, state=None) -> (y, state)    one token (B, H) of a stream
   forward(x) -> y                      a whole sequence
 
-  1. shared           Mixer, Stack, causal convolution, feed-forward layers
+  1. shared           Stack, causal convolution, feed-forward layers
   2. S5, LRU          constant diagonal complex gate           Smith et al. 2023; Orvieto et al. 2023
   3. Mamba            gate, write and read chosen by the input  Gu & Dao 2023
   4. attention        linear, softmax, local multi-query       von Oswald et al. 2023; Vaswani et al. 2017
@@ -12,7 +12,7 @@
   6. networks         MODELS, a table of presets; make(name, f, out, H, layers) builds one; SIZES, recipe for the tasks
 
 Letters are those of each paper: x is the state and u the input in S5, h the state and x the input in Mamba and Griffin.
-H is the width, P and N are state sizes, J blocks. Every diagonal recurrence is fast.scan, linear attention is gril_chunk;
+H is the width, P and N are state sizes, J blocks. Every diagonal recurrence is gril.scan, linear attention is gril_chunk;
 at T = 1 those are the recurrence z = a z + b itself, so a step is a run over one token.
 
 Departures, for all: gril.Block with its LayerNorm stands where Mamba and Griffin have RMSNorm and S5 batch norm, and no
@@ -25,23 +25,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fast import flat, scan
-from gril import Block, full_precision, gril_chunk, known
+from gril import Block, Mixer, full_precision, gril_chunk, known, scan
 
 
 # ------------------------------------------------------------------------------------------------------- 1. shared
-
-class Mixer(nn.Module):
-    """What every model here is: give it run, and it streams."""
-    recurrent = ()                                              # parameters with the lower learning rate, undecayed
-
-    def step(self, x, state=None):
-        y, state = self.run(x[:, None], state)
-        return y[:, 0], state
-
-    def forward(self, x):
-        return self.run(x)[0]
-
 
 class Stack(Mixer):
     """Layers one after the other; the state is the list of theirs."""
@@ -68,8 +55,9 @@ class CausalConv(Mixer):
 
     def run(self, x, past=None):
         w, T = len(self.W), x.shape[1]
+        W, b = self.W.to(x.dtype), self.b.to(x.dtype)           # or a bfloat16 sequence becomes float32 here
         x = F.pad(x, (0, 0, w - 1, 0)) if past is None else torch.cat([past, x], 1)     # (B, w-1+T, H)
-        return self.b + sum(self.W[i] * x[:, i:i + T] for i in range(w)), x[:, T:]
+        return sum((W[i] * x[:, i:i + T] for i in range(w)), b), x[:, T:]
 
 
 class MLP(Mixer):
@@ -130,7 +118,8 @@ class DiagonalSSM(Mixer):
             u = u.to(self.D.dtype)
             Bu = torch.view_as_complex(torch.stack([u @ B.real.mT, u @ B.imag.mT], -1))     # (B, T, P/2)
             x = scan(Lambda[None, None], Bu, Bu.new_zeros(len(u), len(B)) if x is None else x)
-            y = flat(x) @ flat(2 * torch.view_as_complex(self.C).conj()).mT + self.D * u  # (B, T, H)
+            C = 2 * torch.stack([self.C[..., 0], -self.C[..., 1]], -1)              # (H, P/2, 2)
+            y = torch.view_as_real(x).flatten(2) @ C.flatten(1).mT + self.D * u     # (B, T, H)
         y = F.gelu(y)
         return y * self.W(y).sigmoid(), x[:, -1]
 
@@ -260,18 +249,26 @@ class LinearAttention(Mixer):
     def run(self, e, Z=None):
         q, k, v = (W(e).unflatten(-1, (self.heads, -1)) for W in (self.W_Q, self.W_K, self.W_V))    # (B, T, heads, d)
         with full_precision(e.device.type):
-            o, Z = (self.parallel if e.shape[1] <= 64 else gril_chunk)(v[..., None], k[..., None], q, None, Z)
+            d, dtype = q.shape[-1], torch.promote_types(q.dtype, torch.float32)     # the state is never in half precision
+            Z = q.new_zeros(len(q), self.heads, d, d, dtype=dtype) if Z is None else Z
+            o, Z = (self.parallel if e.shape[1] <= 64 else self.chunked)(v, k, q, Z)
         return e + self.dropout(self.P(o.flatten(-2))), Z                           # Z (B, heads, d, d)
 
     @staticmethod
-    def parallel(v, k, q, _, Z):
+    def parallel(v, k, q, Z):
         """Their formula, o = tril(q kᵀ) v: on a short prompt a tenth of gril_chunk's time, quadratic on a long one."""
-        dtype, held = q.dtype, torch.promote_types(q.dtype, torch.float32)          # the state is never in half precision
-        q, k, v = (x.to(held).transpose(1, 2) for x in (q, k[..., 0], v[..., 0]))   # (B, heads, T, d)
-        o, written = (q @ k.mT).tril() @ v, v.mT @ k
-        if Z is not None:
-            o, written = o + q @ Z.mT, Z + written
-        return o.transpose(1, 2).to(dtype), written
+        dtype = q.dtype
+        q, k, v = (x.to(Z.dtype).transpose(1, 2) for x in (q, k, v))                # (B, heads, T, d)
+        o = (q @ k.mT).tril() @ v + q @ Z.mT
+        return o.transpose(1, 2).to(dtype), Z + v.mT @ k
+
+    @staticmethod
+    def chunked(v, k, q, Z):
+        """A window of one token and a gate of 1 make gril_chunk linear attention (Sec. 4.5)."""
+        one = Z.new_ones(Z.shape[1], 1)                                             # (heads, w)
+        o, (Z, _) = gril_chunk(v, k, q, one[..., None], one, 0 * one.expand(-1, Z.shape[3]), None,
+                               (Z, Z.new_zeros(*Z.shape[:2], 3 * Z.shape[3], 0)))
+        return o, Z
 
 
 class Attention(Mixer):

@@ -1,6 +1,6 @@
 """Speed and memory, as ratios measured side by side in one run.
 
-    python bench.py core          the recurrence against the dense layers of its block, every form
+    python bench.py core          the recurrence against the dense layers of its block, every form; --compile: both compiled
     python bench.py blocks        GRIL's block against the others, lengths 256 to 16,384, training and inference
     python bench.py growth        time and peak memory against length, to 131,072
     python bench.py streaming     time per token at positions 100 to 100,000, against a key-value cache
@@ -8,7 +8,7 @@
     python bench.py icl           optimiser steps per second of nd_regression, against the plainest loop
     python bench.py data          ListOps expressions and BPE megabytes per second
     python bench.py loader        tokens that Long Range Arena's loader delivers, against those that training takes
-    python bench.py forms         loop, scan and chunk on the same windows, time and peak memory
+    python bench.py forms         loop, scan and chunk on the same tokens, time and peak memory
     python bench.py cuda-check    for the first person with a GPU: does it compute there what it computes here?
 
     --plot draws it into images/, --json FILE writes it, --rounds N sets how often everything is repeated
@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import baselines
-from gril import FORMS, GRIL, Block, GrilMixer, construct_multivariate, parameters
+from gril import GRIL, Block, GrilMixer, construct_multivariate, parameters
 from lm import RECIPES, LanguageModel
 from lra import LRA
 from lra_data import data_folder, listops_lines
@@ -129,37 +129,44 @@ class Dense(nn.Module):
         self.mixer = mixer
 
     def forward(self, z):
-        _, scale = self.mixer.gates()
-        v, k, u = self.mixer.tokens(z, scale)
+        v, k, u = self.mixer.tokens(z, self.mixer.gates()[2])
         return self.mixer.output(v + k + u, z)
 
 
-def recurrence(mixer, B, T):
-    """Forward and backward of what stands between the projections."""
-    v, k, u, g = (torch.randn(B, T, mixer.J, mixer.h, device=DEVICE, requires_grad=True) for _ in range(4))
-    mixer = mixer.to(DEVICE)
+def recurrence(mixer, B, T, compiled=False):
+    """Forward and backward of what stands between the projections, the gates with it."""
+    v, k, u = (torch.randn(B, T, mixer.J, mixer.h, device=DEVICE, requires_grad=True) for _ in range(3))
+    mixer, g = mixer.to(DEVICE), torch.randn(B, T, mixer.J, mixer.h, device=DEVICE)
+
+    def recur(v, k, u):
+        log_rho, theta, _ = mixer.gates()
+        return mixer.recur(v, k, u, log_rho, theta, mixer.start(v))[0]
+    recur = torch.compile(recur, dynamic=False) if compiled else recur
 
     def work():
         for x in (v, k, u):
             x.grad = None
         mixer.zero_grad()
-        mixer.recur(v, k, u, mixer.start(v), final=False)[0].backward(g.detach())
+        recur(v, k, u).backward(g)
     return work
 
 
-def core(rounds):
+def core(rounds, compiled=False):
+    """Of each preset: every form against the dense layers, or, compiled, chunk alone, as training on CUDA has it."""
     rows = []
     for name, (H, P, J, T) in PRESETS.items():
         B = 32 if name == "laptop" else max(1, 16384 // T)
         for gate in ("real", "complex"):
             shown_here = []
-            for group in (("auto",), ("chunk",), ("scan", "loop")):        # apart: what one frees, the next finds cold
+            for group in (("chunk",),) if compiled else (("chunk",), ("scan", "loop")):     # apart, for the caches' sake
                 if group[0] == "scan" and B * T * P * P // J > 3e8:
                     continue
+                torch.compiler.reset()
                 mixers = {form: GrilMixer(H, P, J, gate=gate, form=form) for form in group}
-                work = dict(dense=trained(Dense(mixers[group[0]]), B, T, H),
-                            **{f: recurrence(m, B, T) for f, m in mixers.items()})
-                seconds = interleaved(work, rounds if "auto" in work else 1)
+                dense = Dense(mixers[group[0]])
+                work = dict(dense=trained(torch.compile(dense, dynamic=False) if compiled else dense, B, T, H),
+                            **{form: recurrence(mixer, B, T, compiled) for form, mixer in mixers.items()})
+                seconds = interleaved(work, rounds if "chunk" in work else 1)
                 shown_here += [dict(preset=name, gate=gate, form=form, **ratio(seconds[form], seconds["dense"]))
                                for form in group]
             print(f"{name:10s} {gate:7s} core ÷ dense: " + "   ".join(f"{r['form']} {shown(r)}" for r in shown_here),
@@ -339,26 +346,15 @@ def repeat(work, count):
         work()
 
 
-def inputs(B, T, P, J, w=3):
-    h = P // J
-    shapes = ((B, T, J, h, w), (B, T, J, h, w), (B, T, J, h))
-    V, K, r = (torch.randn(*shape, device=DEVICE).requires_grad_() for shape in shapes)
-    return V, K, r, torch.empty(J, 1, h, device=DEVICE).uniform_(0.5, 1).requires_grad_()
-
-
 def form_work(form, size):
-    operands = inputs(*size)
-
-    def work():
-        o, _ = FORMS[form](*operands)
-        o.backward(torch.randn_like(o))
-    return work
+    B, T, P, J = size
+    return recurrence(GrilMixer(P, P, J, gate="real", form=form), B, T)
 
 
 def forms(rounds):
     rows = []
     for size in ((4, 1024, 128, 16), (4, 1024, 256, 2)):
-        names = list(FORMS) if size[2] // size[3] < 64 else ["scan", "chunk"]       # the loop has nothing to say at wide states
+        names = ["loop", "scan", "chunk"] if size[2] // size[3] < 64 else ["scan", "chunk"]     # a loop over wide states: hours
         seconds = interleaved({name: form_work(name, size) for name in names}, rounds)
         for name in names:
             rows.append(dict(zip("BTPJ", size), form=name, baseline=names[0], megabytes=peak_megabytes(form_work, name, size),
@@ -371,7 +367,7 @@ def forms(rounds):
 # --------------------------------------------------------------------------------------------------- the first GPU
 
 def cuda_check(rounds):
-    """Every form, bf16, compile and two training steps on the GPU against float64 on the CPU."""
+    """Every form, bf16, compile and two training steps on the GPU against float64 on the CPU; what compiling gains."""
     if not torch.cuda.is_available():
         print("cuda-check: this machine (or this build of torch) has no CUDA device, so there is nothing to compare")
         return []
@@ -388,18 +384,25 @@ def cuda_check(rounds):
         torch.manual_seed(0)
         block = Block(GrilMixer(64, 64, 4, gate=gate, form=form), 64).double().to(device, dtype)
         x = torch.randn(2, 300, 64, dtype=torch.float64).to(device, dtype).requires_grad_()
-        module = torch.compile(block) if compiled else block
+        module = torch.compile(block, dynamic=False) if compiled else block
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
             y = module(x)
         y.float().square().mean().backward() if dtype != torch.float64 else y.square().mean().backward()
         return y, x.grad, *(p.grad for p in block.parameters())
     for gate in ("real", "complex"):
         exact = run("loop", gate, "cpu", torch.float64)
-        for form in ("loop", "scan", "chunk", "tokens"):
+        for form in ("loop", "scan", "chunk"):
             report(f"{form}, {gate} gate, float64", run(form, gate, "cuda", torch.float64), exact, 1e-9)
             report(f"{form}, {gate} gate, float32", run(form, gate, "cuda", torch.float32), exact, 1e-3)
             report(f"{form}, {gate} gate, bf16 autocast", run(form, gate, "cuda", torch.float32, autocast=True), exact, 5e-2)
-        report(f"torch.compile, {gate} gate, float32", run("chunk", gate, "cuda", torch.float32, compiled=True), exact, 1e-3)
+        for how, dtype, autocast, tolerance in (("float64", torch.float64, False, 1e-9), ("float32", torch.float32, False, 1e-3),
+                                                ("bf16 autocast", torch.float32, True, 5e-2)):
+            report(f"compiled, {gate} gate, {how}", run("chunk", gate, "cuda", dtype, autocast, compiled=True), exact, tolerance)
+        work = {name: trained(make(Block(GrilMixer(256, 128, 16, gate=gate), 256)), 16, 1024, 256)
+                for name, make in (("eager", lambda block: block), ("compiled", partial(torch.compile, dynamic=False)))}
+        seconds = interleaved(work, rounds)
+        rows.append(dict(what=f"eager ÷ compiled, {gate} gate", **ratio(seconds["eager"], seconds["compiled"])))
+        print(f"compiled, {gate} gate: {shown(rows[-1])} × as fast as eager (a block of Text's size, bf16)", flush=True)
     weights = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
@@ -484,7 +487,7 @@ def plot(what, rows):
     ax = axes[0, 0]
     if what == "core":
         names = list(PRESETS)
-        series = sorted({(r["gate"], r["form"]) for r in rows if r["form"] in ("auto", "chunk", "scan")}, reverse=True)
+        series = sorted({(r["gate"], r["form"]) for r in rows if r["form"] in ("chunk", "scan")}, reverse=True)
         for i, (gate, form) in enumerate(series):
             values = {r["preset"]: r["ratio"] for r in rows if (r["gate"], r["form"]) == (gate, form)}
             places = [k + 0.13 * (i - (len(series) - 1) / 2) for k, n in enumerate(names) if n in values]
@@ -528,12 +531,15 @@ def main(argv=None):
     parser.add_argument("what", choices=BENCHES)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", metavar="FILE", help="also write the numbers there")
+    parser.add_argument("--compile", action="store_true", help="of core: torch.compile both sides, a minute each")
     parser.add_argument("--plot", action="store_true", help="also draw them, into images/bench_WHAT.png")
     args = parser.parse_args(argv)
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if args.compile and args.what != "core":
+        parser.error(f"--compile is for core; {args.what} has no compiled side")
     print(f"torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads, {args.rounds} rounds")
-    rows = BENCHES[args.what](args.rounds)
+    rows = BENCHES[args.what](args.rounds, **dict(compiled=True) if args.compile else {})
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1))
     if args.plot:

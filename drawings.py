@@ -126,14 +126,15 @@ class Held:
 
 def kept(h, T, form):
     """Numbers that a head of width h keeps for its backward pass over T tokens, measured; for a stream, its state."""
-    mixer = GrilMixer(h, h, 1, gate="real", form="auto" if form == "step" else form)
+    mixer = GrilMixer(h, h, 1, gate="real", form="chunk" if form == "step" else form)
     v, k, u = (torch.randn(1, T, 1, h, requires_grad=True) for _ in range(3))
     state = mixer.start(v[:, 0])
     if form == "step":
         return sum(part.numel() for part in state)
     Held.every.clear()
     with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.x):
-        result = mixer.recur(v, k, u, state, final=False)                       # noqa: F841, alive while its parts are counted
+        log_rho, theta, _ = mixer.gates()
+        result = mixer.recur(v, k, u, log_rho, theta, state)                    # noqa: F841, alive while its parts are counted
     return sum({held.x.untyped_storage()._cdata: held.x.untyped_storage().nbytes() // held.x.element_size()
                 for held in Held.every}.values())
 
@@ -141,7 +142,7 @@ def kept(h, T, form):
 def forms(quick):
     """What each form of the recurrence keeps: drawn for eight steps, and measured."""
     T, widths = 64 if quick else 1024, (4, 16) if quick else (4, 16, 64)
-    names = ("loop", "scan", "chunk", "tokens", "step")
+    names = ("loop", "scan", "chunk", "step")
     numbers = {form: [kept(h, T, form) for h in widths] for form in names}
     print_table(f"Numbers kept by one head of width h over {T:,} tokens (w = 3, real gate), measured; "
                 "by step whatever the length",
@@ -149,7 +150,7 @@ def forms(quick):
                 [(form, *(f"{n:,}" for n in row), *(f"{n / T:.1f}" if form != "step" else "" for n in row))
                  for form, row in numbers.items()])
 
-    figure, axes = plt.subplots(1, 6, figsize=(13, 3.3), width_ratios=(1, 1, 1, 1, 1, 1.5), layout="constrained")
+    figure, axes = plt.subplots(1, 5, figsize=(11.5, 3.3), width_ratios=(1, 1, 1, 1, 1.6), layout="constrained")
     for ax, form in zip(axes, names):
         blank(ax, 8.5, 9)
         ax.set_title(f"gril_{form}")
@@ -172,12 +173,11 @@ def forms(quick):
         if form == "step":
             square(ax, 5.6, -2.6, 2.2)
     texts = ("one state after the other;\nfor a gradient, all of them", "all T states at once",
-             "a state per chunk, and\nproducts inside it", "the tokens alone; the rest is\nmade again, tile by tile",
-             "one state and the last\nw - 1 tokens, for ever")
+             "a state per chunk, and\nproducts inside it", "one state and the last\nw - 1 tokens, for ever")
     for ax, text in zip(axes, texts):
         ax.text(4.2, -9.6, text, ha="center", va="top", fontsize=8)
     ax = axes[-1]
-    for form, color, size in zip(names[:-1], (GREY, BLUE, GREEN, ORANGE), (9, 4, 4, 4)):        # loop and scan keep the same
+    for form, color, size in zip(names[:-1], (GREY, BLUE, GREEN), (9, 4, 4)):        # loop and scan keep the same
         ax.plot(widths, [n / T for n in numbers[form]], "o-", ms=size, color=color, label=f"gril_{form}")
     ax.set_xscale("log", base=2), ax.set_yscale("log"), ax.set_xticks(widths, widths), ax.minorticks_off()
     ax.set(xlabel="width h of a head", ylabel="numbers kept a token", title="measured, for a backward pass")

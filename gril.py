@@ -4,7 +4,7 @@ The model of "Learning in the Recurrent State: Gradient Descent with Linear Recu
 
   1. window         the context matrix C_t                                        Sec. 4.2, Eq. 9
   2. recurrence     Z_t = A ⊙ Z_{t-1} + C_t Q C_tᵀ,  o_t = β Z_t C_t q            Definition 4.2, Eq. 10
-                    as loop, scan, chunk, step and (o_T alone) query; on tokens, and fast, in fast.py
+                    as loop, scan, chunk, step and (o_T alone) query
   3. layers         scalar, multivariate, multi-step, non-linear, classification  Sec. 4.1 to 4.5, App. A
   4. constructions  weights with which a layer's forward pass *is* gradient descent
   5. block          the same recurrence between projections, for long sequences   App. D
@@ -16,12 +16,14 @@ Glossary, with the paper's letters (capitals are matrices):
   Q, q, β   mix, select, scale the window's columns     o_t   read-out (d)
   J         independent states side by side             η, N  step size, examples in the prompt
 
-Loop, scan and chunk share one signature, in which the window is already multiplied out (V = C Q, K = C, r = β C q):
+Loop and scan share one signature, in which the window is already multiplied out (V = C Q, K = C, r = β C q):
 
   form(V, K, r, A, Z0=None) -> (o, Z_T)      Z_t = A ⊙ Z_{t-1} + V_t K_tᵀ,   o_t = Re(Z_t r_t)
   V (B, T, J, d, w)  K (B, T, J, m, w)  r (B, T, J, m)  A broadcasts to (J, d, m)  Z (B, J, d, m)  o (B, T, J, d)
 
-Every form is exact for |A| ≤ 1, zero included. A gate beyond 1 is not refused: Z grows as |A|^T until it overflows.
+They are exact for |A| ≤ 1, zero included. A gate beyond 1 is not refused: Z grows as |A|^T until it overflows.
+Chunk and step take the tokens of which windows are made, because that is what they carry on: v (B, T, J, d) for C Q,
+k for Cᵀ and u for C q (B, T, J, m). Their state is Z and the last w-1 tokens; chunk has a gate per key channel.
 
 Sign, a departure from the paper: it writes the state as +gradient in Eq. 5 and as -gradient in Eq. 7 (and App. A.1
 mixes both, which would climb). Here the state always holds +Σ y xᵀ, minus the gradient at W = 0, and β = +η/N.
@@ -35,8 +37,7 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from fast import flat, flush, gril_tokens, powers, real, scan, stretch, unflat
+from torch.autograd.function import once_differentiable
 
 
 # ------------------------------------------------------------------------------------------------ 1. the window
@@ -86,54 +87,184 @@ def states(V, K, A, Z0):
     return VK.cumsum(1) + Z0[:, None] if A is None else scan(A[None, None], VK, Z0)
 
 
-def gril_chunk(V, K, r, A, Z0=None, chunk=32):
-    """Definition 4.2 for a gate γ per key channel, A = 1 γᵀ: products inside chunks, a carried state between them.
+def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
+    """Definition 4.2 on tokens v (B, T, J, d), k, u (B, T, J, m): o (B, T, J, d) and the next state.
 
-    Inside a chunk o_t = Σ_{s≤t} V_s K_sᵀ (γ^{t-s} ⊙ r_t). Every pair s < t lies on two sides of one midpoint of one
-    block of 2, 4, 8, … positions, and γ^{t-s} = γ^{mid-s} γ^{t-mid} there: a plain product of scaled keys and read-outs,
-    with no negative power of γ to overflow and nothing to mask. The chunk is rounded up to a power of two.
+    Q (J, w, w); q (J, w), β in it; a gate γ = ρ e^{iθ} per key channel, (J, m), real if θ is None.
+
+    One key per token. The columns of a window are tokens, so the w outer products of a step can be
+    regrouped by the token that they write. Let K̃_{t,i} = Σ_j Q_ij k_{t-w+1+j}; then, for w = 2,
+
+        Z_t = γ Z_{t-1} + v_{t-1} K̃_{t,0}ᵀ + v_t K̃_{t,1}ᵀ  =  M_t + v_t K̃_{t,1}ᵀ
+        M_t = γ M_{t-1} + v_{t-1} κ_tᵀ    with one key    κ_t = K̃_{t,0} + γ K̃_{t-1,1}
+
+    For any w a token enters M once, w-1 steps late, with κ_t = Σ_i γ^i K̃_{t-i,i}: M is linear
+    attention with a constant gate. The tokens of the window itself are read beside it; so is what
+    enters just now, whose γ⁰ would else leave the gate a gradient of rounding errors.
+
+    Chunks. Around the middle c of a chunk of L tokens γ^{t-s} = γ^{t-c} γ^{c-s}: one product of
+    read-outs γ^{t-c} r_t and keys γ^{c-s} κ_s. From chunk to chunk M is carried, γ^L M + what the
+    chunk wrote.
+
+    Turns. Re(γ^{t-s} κ_s) r_t is ρ^{t-s} times the product of two pairs of real numbers, the key
+    turned by (c-s) θ and the read-out by (c-t) θ, as rotary positions are. So a complex gate is a
+    real one on twice the channels, and only M is turned as a whole, by L θ from chunk to chunk.
+
+    Gates e^(-80/L) ≤ ρ ≤ 1, from 0.0067 for L = 16, keep γ^(-L/2) … γ^L within float32, and with
+    tokens up to 1e5 their gradients too.
     """
-    if A is not None and A.ndim >= 2 and A.shape[-2] > 1:
-        raise ValueError(f"gril_chunk: a gate per key channel is needed, (J, 1, m) or (m,); got {tuple(A.shape)}, which "
-                         "differs along the value channels d. gril_scan and gril_loop take any gate")
-    if chunk < 1:
-        raise ValueError(f"gril_chunk: chunk must be at least 1, got {chunk}")
-    V, K, r, A, Z0, dtype = _prepare(V, K, r, A, Z0)
-    B, T, J, d, w = V.shape
-    L = 1 << (min(chunk, T) - 1).bit_length()
-    C = -(-T // L)                                                          # chunks; the last may be shorter
-    gamma = (torch.ones(1, 1, 1, dtype=r.dtype, device=r.device) if A is None else A).expand(J, 1, K.shape[3])[:, 0]
-    p = flush(powers(gamma, L)).movedim(0, 1)                               # (J, L+1, m), γ⁰ … γᴸ
-    to_read, to_write = p[:, None, 1:], p[:, None, :L, None].flip(2)        # γ¹ … γᴸ; γᴸ⁻¹ … γ⁰ for all w keys
+    (B, T, J, d), m, w, (Z, past) = v.shape, k.shape[-1], Q.shape[-1], state
+    C = -(-T // L)                                              # chunks; the last may be shorter
+    if T == 0:
+        raise ValueError(f"empty sequence: v {tuple(v.shape)}, k {tuple(k.shape)}")
+    gamma = powers(torch.arange(-L // 2, L + 1, device=v.device), log_rho, theta)   # γⁿ at L/2 + n
 
-    def cut(x):                                                             # (B, T, J, …) -> (B, J, C·L, …)
-        return F.pad(x, (0, 0) * (x.ndim - 2) + (0, C * L - T)).transpose(1, 2).contiguous()
-    V, K, r = cut(V.mT), cut(K.mT), cut(r)                                  # (…, w, d), (…, w, m), (…, m)
+    def mix(weights, columns):                                  # Σ_j weights_j columns_j
+        y = weights[:, 0, None, None] * columns[0]
+        for j in range(1, w):
+            y = torch.addcmul(y, weights[:, j, None, None], columns[j])
+        return y                                                # (B, J, C L, m)
 
-    def blocks(x, n):                                                       # (B, J, C·L, …) -> (B, J, CL/n, n, …)
-        return x.unflatten(2, (-1, n))
+    def late(x, n):                                             # x_{t-n}; what is older, Z holds
+        return F.pad(x, (0, 0, n, -n)) if n else x
 
-    o = (K @ r[..., None]).mT @ V                                           # (B, J, C·L, 1, d), each step on its own
-    n = 1
-    while n < L:                                                            # keys left, read-outs right of a midpoint
-        k = blocks(K, 2 * n)[:, :, :, :n] * to_write[:, :, L - n:]          # (B, J, CL/2n, n, w, m)
-        u = blocks(r, 2 * n)[:, :, :, n:] * to_read[:, :, :n]               # (B, J, CL/2n, n, m)
-        v = blocks(V, 2 * n)[:, :, :, :n].flatten(-3, -2)                   # (B, J, CL/2n, n·w, d)
-        left, right = o.unflatten(2, (-1, 2)).unbind(3)                     # (B, J, CL/2n, n, d)
-        o = torch.cat([left, right + flat(u.conj()) @ flat(k).flatten(-3, -2).mT @ v], 3)
-        n *= 2
+    def cut(x):
+        return x.unflatten(2, (C, L))                           # (B, J, C, L, ·)
 
-    def write(K, V, powers):                                                # Σ_s V_s (γ^{end-s} K_s)ᵀ
-        VK = V.flatten(-3, -2).mT @ flat(K * powers).flatten(-3, -2)
-        return unflat(VK, Z0)
-    Z_in = Z0[:, :, None]                                                   # (B, J, C, d, m), at each chunk's start
-    if C > 1:
-        VK = write(blocks(K, L)[:, :, :-1], blocks(V, L)[:, :, :-1], to_write).transpose(1, 2)
-        Z_in = torch.cat([Z_in, scan(p[None, None, :, L:], VK, Z0).transpose(1, 2)], 2)
-    o = o + flat((blocks(r, L) * to_read).conj()) @ flat(Z_in).mT           # (B, J, C, L, d)
-    n, last = T - (C - 1) * L, (C - 1) * L
-    Z = p[:, n:n + 1] * Z_in[:, :, -1] + write(K[:, :, last:T], V[:, :, last:T], to_write[:, 0, L - n:])
-    return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(dtype), Z
+    pasts = past.mT.split([d, m, m], -1)
+    tokens = [torch.cat([p, x.transpose(1, 2), p.new_zeros(B, J, C * L - T, x.shape[-1])], 2)
+              for p, x in zip(pasts, (v, k, u))]                # (B, J, w-1 + C L, ·)
+    C_v, C_k, C_u = ([x[:, :, j:j + C * L] for j in range(w)] for x in tokens)
+    r, K = mix(q, C_u), [mix(Q[:, i], C_k) for i in range(w)]   # r_t = C_u q and K̃_{t,i}
+    o = young = 0
+    for c in range(w):                                          # the window's own tokens, beside M
+        power, keys = gamma[:, L // 2:], [late(x, n) for n, x in enumerate(K[w - 1 - c:])]
+        key = sum((power[:, n, :1] * keys[n] for n in range(1, c + 1)), keys[0])
+        o = o + cut((key * r).sum(-1, keepdim=True) * C_v[w - 1 - c])
+        key = sum(power[:, n] * x[:, :, T - 1, None] for n, x in enumerate(keys))
+        young = young + C_v[w - 1 - c][:, :, T - 1, :, None, None] * key[:, :, None]
+
+    U = cut(r)[..., None, :] * conjugate(gamma[:, None, 1:L + 1])                   # γ^{t-c} r_t
+    K = [cut(x)[..., None, :] * gamma[:, None, i:i + L].flip(2) for i, x in enumerate(keys)]
+    U, K, V = U.flatten(-2), reduce(torch.add, K).flatten(-2), cut(C_v[0])          # γ^{c-s} κ_s
+    X, half = (V.mT @ K).unflatten(-1, (-1, m)), gamma[:, None, L, None]            # (B, J, C, d, parts, m)
+    M = torch.cat([in_parts(Z, theta)[:, :, None], times(half, X[:, :, :-1])], 2)
+    M = carry(M, L, log_rho, theta)                             # M where each chunk starts
+    o = o + (U @ K.mT).tril(-1) @ V + U @ times(half, M).flatten(-2).mT
+
+    end = T - (C - 1) * L                                       # tokens of the last chunk
+    X = (V[:, :, -1, :end - 1].mT @ K[:, :, -1, :end - 1]).unflatten(-1, (-1, m))
+    Z = times(gamma[:, L // 2 + end, None], M[:, :, -1]) + times(gamma[:, end, None], X) + young
+    Z = Z[..., 0, :] if theta is None else torch.complex(*Z.unbind(-2))
+    past = torch.cat([x[:, :, T:T + w - 1] for x in tokens], -1).mT
+    return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(v.dtype), (Z, past)
+
+
+# Numbers in parts, (…, 1 | 2, m): the real one, and the imaginary one if there is an angle θ.
+
+def powers(n, log_rho, theta):
+    """γⁿ = ρⁿ (cos nθ, sin nθ) for exponents n (…): (J, …, parts, m)."""
+    n = n[..., None]
+    rho, theta = (x if x is None else x.view(-1, *[1] * (n.ndim - 1), x.shape[-1]) for x in (log_rho, theta))
+    rho = torch.exp(n * rho)
+    return torch.stack([rho] if theta is None else [rho * torch.cos(n * theta), rho * torch.sin(n * theta)], -2)
+
+
+def times(a, x):
+    if a.shape[-2] == 1:
+        return a * x
+    (a, b), (x, y) = a.unbind(-2), x.unbind(-2)
+    return torch.stack([a * x - b * y, a * y + b * x], -2)
+
+
+def conjugate(a):
+    return a if a.shape[-2] == 1 else torch.stack([a[..., 0, :], -a[..., 1, :]], -2)
+
+
+def in_parts(Z, theta):
+    parts = [Z] if theta is None else [Z.real, Z.imag] if Z.is_complex() else [Z, torch.zeros_like(Z)]
+    return torch.stack(parts, -2)
+
+
+def carry(b, n, log_rho, theta, G=16):
+    """R_c = Σ_{c' ≤ c} γ^{n(c-c')} b_{c'} for b (B, J, C, d, parts, m): G at a time a product with powers of γⁿ.
+
+    What a group of G hands on to the next is carried the same way, with γ^{nG}.
+    """
+    B, J, C, d, parts, m = b.shape
+    if C == 1:
+        return b
+    log_rho, theta = n * log_rho, None if theta is None else torch.atan2((n * theta).sin(), (n * theta).cos())
+    G = min(C, G)
+    age = torch.arange(G, device=b.device)[:, None] - torch.arange(G, device=b.device)      # (G, G)
+    D = powers(age.clamp(min=0), log_rho, theta) * (age >= 0)[..., None, None]              # (J, G, G, parts, m)
+    D = D[..., None, :] if theta is None else torch.stack([D, torch.stack([-D[..., 1, :], D[..., 0, :]], -2)], -2)
+    b = F.pad(b, (0, 0, 0, 0, 0, 0, 0, -C % G)).unflatten(2, (-1, G))                       # (B, J, groups, G, d, parts, m)
+    R = torch.einsum("jghqpm,bjchdpm->bjcgdqm", D, b)
+    if R.shape[2] > 1:
+        before = carry(R[:, :, :-1, -1], G, log_rho, theta, G)[:, :, :, None]               # (B, J, groups-1, 1, d, …)
+        first = powers(torch.arange(1, G + 1, device=b.device), log_rho, theta)             # (J, G, parts, m)
+        before = times(first[:, None, :, None], before)
+        R = R + F.pad(before, (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
+    return R.flatten(2, 3)[:, :, :C]
+
+
+def associative_scan(a, b):
+    """z_t = a_t z_{t-1} + b_t along axis 1, from zero and in log depth; a constant a has one entry there.
+
+    Pairs of steps are merged into one, the half as long sequence is solved the same way, and the rest filled in.
+    """
+    T, n = b.shape[1], b.shape[1] // 2
+    if n == 0:
+        return b
+    a0, a1, a2 = [a] * 3 if a.shape[1] == 1 else (a[:, :2 * n:2], a[:, 1::2], a[:, 2::2])
+    z = torch.empty_like(b)
+    z[:, 0] = b[:, 0]
+    z[:, 1::2] = associative_scan(a1 * a0, b[:, 1::2] + a1 * b[:, :2 * n:2])
+    z[:, 2::2] = b[:, 2::2] + a2 * z[:, 1:T - 1:2]
+    return z
+
+
+def scan(a, b, z0):
+    """z_t = a_t ⊙ z_{t-1} + b_t along axis 1 (Eq. 1), one scan for every model; a (B|1, T|1, …), b (B, T, …), z0 (B, …)."""
+    return _Scan.apply(a, b, z0)
+
+
+class _Scan(torch.autograd.Function):
+    """The scan with its gradient written as the same scan backwards, so that only a and z are kept."""
+
+    @staticmethod
+    def forward(ctx, a, b, z0):
+        z = b.clone()
+        z[:, 0].addcmul_(a[:, 0], z0)
+        z = _solve(a, z)
+        ctx.save_for_backward(a, z, z0)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        a, z, z0 = ctx.saved_tensors
+        g = _solve(a.conj(), g.clone(), back=True)                          # dL/db_t = g_t + ā_{t+1} dL/db_{t+1}
+        z = torch.cat([z0[:, None], z[:, :-1]], 1)
+        return (g * z.conj()).sum_to_size(a.shape), g, (a[:, 0].conj() * g[:, 0]).sum_to_size(z0.shape)
+
+
+def _solve(a, z, back=False):
+    """z_t += a_t z_{t-1}, or backwards z_t += a_{t+1} z_{t+1}; z may be overwritten.
+
+    On a CPU, where a step is long enough to fill it, one step after the other: that reads everything once.
+    """
+    if z.device.type == "cpu" and z[:, 0].numel() >= 1024:
+        steps, gates = z.unbind(1), a.expand(-1, z.shape[1], *a.shape[2:]).unbind(1)[1:]
+        steps, gates = (steps[::-1], gates[::-1]) if back else (steps, gates)
+        for a_t, before, z_t in zip(gates, steps, steps[1:]):
+            z_t.addcmul_(a_t, before)
+        return z
+    if back:
+        a = torch.cat([a[:, 1:], a[:, :1]], 1)                              # a_{t+1} meets z_{t+1}
+        return associative_scan(a.flip(1), z.flip(1)).flip(1)
+    return associative_scan(a, z)
 
 
 def gril_step(v, k, u, Q, q, A, state):
@@ -169,7 +300,8 @@ def columns(s, w, stride):
     return torch.stack([s[i:i + stride * (T - 1) + 1:stride] for i in range(w)])
 
 
-FORMS = {"loop": gril_loop, "scan": gril_scan, "chunk": gril_chunk}
+def real(x):
+    return x.real if x.is_complex() else x
 
 
 def _prepare(V, K, r, A, Z0):
@@ -202,6 +334,7 @@ def _prepare(V, K, r, A, Z0):
 
 
 def full_precision(device_type):
+    """No autocast: a state is float32 even in a bfloat16 run. There CUDA's products of float32 are TF32 (train.py)."""
     return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
 
 
@@ -515,7 +648,23 @@ def _step_size(beta, eta, N):
 
 # ------------------------------------------------------------------------------------------- 5. the sequence block
 
-class GrilMixer(nn.Module):
+class Mixer(nn.Module):
+    """A layer of a sequence model: give it run(x, state) -> (y, state), and it streams.
+
+    run takes a stretch (B, T, H) from a state (None at the start) to the next one.
+    """
+    recurrent = ()                                              # parameters with the lower learning rate, undecayed
+
+    def step(self, x, state=None):
+        """One token of a stream: (B, H), state -> (B, H), state."""
+        y, state = self.run(x[:, None], state)
+        return y[:, 0], state
+
+    def forward(self, x):
+        return self.run(x)[0]
+
+
+class GrilMixer(Mixer):
     """The recurrence between projections (App. D): (B, T, H) -> (B, T, H), J states of (P/J) × (P/J), causal.
 
     u = W_in z;  windows over u, W_k u, W_v u;  V = C_v Q, K = γ-normalised C_k, r = β C_u q per block;
@@ -524,7 +673,7 @@ class GrilMixer(nn.Module):
     """
     recurrent = ("nu", "theta", "Q", "q", "beta")               # trained with the lower learning rate, undecayed
 
-    def __init__(self, H, P, J, w=3, r_min=0.0, r_max=0.99, max_phase=2 * math.pi, gate="complex", form="auto", beta=1.0):
+    def __init__(self, H, P, J, w=3, r_min=0.0, r_max=0.99, max_phase=2 * math.pi, gate="complex", form="chunk", beta=1.0):
         super().__init__()
         if P % J:
             raise ValueError(f"GrilMixer: state size P = {P} is not divisible by J = {J} blocks")
@@ -533,7 +682,8 @@ class GrilMixer(nn.Module):
                              "and between 0 and 1")
         known("gate", gate, dict.fromkeys(("real", "complex")))
         self.J, self.h, self.w = J, P // J, w
-        self.form = known("form", form, {"auto": gril_tokens, "tokens": gril_tokens, **FORMS})
+        self.form = known("form", form, {"loop": gril_loop, "scan": gril_scan, "chunk": gril_chunk})
+        self.L = min(64, max(16, 1 << (self.h - 1).bit_length()))                   # a chunk's state is h × h
         self.W_in = nn.Linear(H, P, bias=False)
         self.W_vk = nn.Linear(P, 2 * P, bias=False)
         self.W_out = nn.Linear(P, H, bias=False)
@@ -549,12 +699,13 @@ class GrilMixer(nn.Module):
         self.theta = nn.Parameter((max_phase * torch.rand(J, self.h)).clamp(min=1e-6).log()) if gate == "complex" else None
 
     def gates(self):
-        """λ (J, 1, h) and the key scale √(1 - |λ|²) / √h (J, h)."""
-        log_radius = -self.nu.clamp(-50, 50).exp()              # |λ| is 1 and 0 there, and every gradient still finite
-        scale = (-torch.expm1(2 * log_radius) / self.h).sqrt()
-        gamma = log_radius.exp()
-        gamma = gamma if self.theta is None else torch.polar(gamma, self.theta.exp())
-        return gamma[:, None], scale
+        """log |λ| and the angle of λ (None if real), (J, h), and the key scale √(1 - |λ|²) / √h.
+
+        |λ| stays between gril_chunk's e^(-80/L) and 1: a departure from the LRU, where it may go to 0.
+        """
+        log_rho = -self.nu.clamp(-50, math.log(80 / self.L)).exp()
+        scale = (-torch.expm1(2 * log_rho) / self.h).sqrt()
+        return log_rho, None if self.theta is None else self.theta.exp(), scale
 
     def tokens(self, z, scale):
         """(…, H) -> v, k, u (…, J, h), what the windows run over; keys get their scale through their weights."""
@@ -566,45 +717,47 @@ class GrilMixer(nn.Module):
     def output(self, o, z):
         return F.glu(self.glu(F.gelu(self.W_out(o.flatten(-2).to(z.dtype)) + self.D * z)))
 
-    def recur(self, v, k, u, state, final=True):
-        """The recurrence alone: tokens v, k, u (B, T, J, h) and a state -> o (B, T, J, h) and the next state."""
-        gamma, q = self.gates()[0], self.beta[:, None] * self.q
-        if self.form is gril_tokens:
-            return gril_tokens(v, k, u, self.Q, q, gamma[:, 0], state, final)
+    def recur(self, v, k, u, log_rho, theta, state):
+        """The recurrence alone: tokens v, k, u (B, T, J, h) and a state -> o (B, T, J, h), state."""
+        q = self.beta[:, None] * self.q
+        if v.shape[1] == 1:
+            v, k, u = (x[:, 0].to(log_rho.dtype) for x in (v, k, u))
+            o, state = gril_step(v, k, u, self.Q, q, complex_gate(log_rho, theta), state)
+            return o[:, None], state
+        if self.form is gril_chunk:
+            return gril_chunk(v, k, u, self.Q, q, log_rho, theta, state, self.L)
         Z, past = state
-        vku = stretch(past, v, k, u)                                                                # (B, J, 3h, w-1+T)
-        C_v, C_k, C_u = vku.unfold(-1, self.w, 1).movedim(3, 1).split(self.h, -2)                   # (B, T, J, h, w) each
-        o, Z = self.form(C_v @ self.Q, C_k, torch.einsum("btjhw,jw->btjh", C_u, q), gamma, Z)
-        return o, (Z, vku[..., vku.shape[-1] - (self.w - 1):])
+        tokens = torch.cat([v, k, u], -1).permute(0, 2, 3, 1).to(past.dtype)        # (B, J, 3h, T)
+        tokens = torch.cat([past, tokens], -1)                                      # (B, J, 3h, w-1+T)
+        C = tokens.unfold(-1, self.w, 1).movedim(3, 1)                              # (B, T, J, 3h, w)
+        C_v, C_k, C_u = C.split(self.h, -2)                                         # (B, T, J, h, w) each
+        r = torch.einsum("btjhw,jw->btjh", C_u, q)
+        o, Z = self.form(C_v @ self.Q, C_k, r, complex_gate(log_rho, theta), Z)
+        return o, (Z, tokens[..., tokens.shape[-1] - (self.w - 1):])
 
-    def run(self, z, state=None, final=True):
+    def run(self, z, state=None):
         """A stretch of the sequence from a state to the next one: (B, T, H), state -> (B, T, H), state."""
-        _, scale = self.gates()
+        log_rho, theta, scale = self.gates()
         v, k, u = self.tokens(z, scale)                                             # (B, T, J, h)
         with full_precision(z.device.type):                                         # state and gate stay float32
-            o, state = self.recur(v, k, u, self.start(z) if state is None else state, final)
-        return self.output(o, z), state
-
-    def step(self, z, state=None):
-        """One token of a stream: (B, H), state -> (B, H), state."""
-        gamma, scale = self.gates()
-        v, k, u = (x.to(scale.dtype) for x in self.tokens(z, scale))
-        state = state if state is not None else self.start(z)
-        o, state = gril_step(v, k, u, self.Q, self.beta[:, None] * self.q, gamma, state)
+            state = self.start(z) if state is None else state
+            o, state = self.recur(v, k, u, log_rho, theta, state)
         return self.output(o, z), state
 
     def start(self, z):
-        """The empty state: Z = 0 and a window of zeros."""
-        dtype = torch.promote_types(self.nu.dtype if self.theta is None else self.nu.dtype.to_complex(), torch.float32)
+        """The empty state: Z = 0 and a window of zeros; a complex gate makes Z complex."""
+        dtype = torch.promote_types(self.nu.dtype, torch.float32)
         return (z.new_zeros(len(z), self.J, self.h, self.h, dtype=dtype),
-                z.new_zeros(len(z), self.J, 3 * self.h, self.w - 1, dtype=dtype.to_real()))
-
-    def forward(self, z):
-        return self.run(z, final=False)[0]
+                z.new_zeros(len(z), self.J, 3 * self.h, self.w - 1, dtype=dtype))
 
 
-class Block(nn.Module):
-    """x + dropout(mixer(LayerNorm(x))), for GRIL and every other mixer with run and step."""
+def complex_gate(log_rho, theta):
+    """λ (J, 1, h) as loop, scan and step take it."""
+    return (log_rho.exp() if theta is None else torch.polar(log_rho.exp(), theta))[:, None]
+
+
+class Block(Mixer):
+    """x + dropout(mixer(LayerNorm(x))), for GRIL and every other mixer."""
 
     def __init__(self, mixer, H, dropout=0.0):
         super().__init__()
@@ -613,10 +766,3 @@ class Block(nn.Module):
     def run(self, x, state=None):
         y, state = self.mixer.run(self.norm(x), state)
         return x + self.dropout(y), state
-
-    def step(self, x, state=None):
-        y, state = self.mixer.step(self.norm(x), state)
-        return x + self.dropout(y), state
-
-    def forward(self, x):
-        return x + self.dropout(self.mixer(self.norm(x)))

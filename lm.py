@@ -26,10 +26,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
-from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, Mixer, RecurrentBlock
-from gril import Block, GrilMixer, known, parameters
+from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, RecurrentBlock
+from gril import Block, GrilMixer, Mixer, known, parameters
+from lra import my_share, on, summed
 from lra_data import data_folder
 from tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
 
@@ -48,22 +50,12 @@ class Gated(Mixer):
         self.W_o = nn.Linear(H, H, bias=False)
         nn.init.normal_(self.W_3H.weight, std=(3 / H) ** 0.5)                   # the filters start with a gain of 1/√3
 
-    def through(self, how, z, state):
-        past, inner = state or (None, None)
-        y, past = getattr(self.conv, how)(self.W_3H(z), past)
-        v, x1, x0 = y.chunk(3, -1)
-        y, inner = getattr(self.mixer, how)(v * x1, inner)
-        return self.W_o(x0 * y), (past, inner)
-
     def run(self, z, state=None):
-        return self.through("run", z, state)
-
-    def step(self, z, state=None):
-        return self.through("step", z, state)
-
-    def forward(self, z):
-        v, x1, x0 = self.conv(self.W_3H(z)).chunk(3, -1)
-        return self.W_o(x0 * self.mixer(v * x1))                                # no state: it costs a pass of its own
+        past, inner = state or (None, None)
+        y, past = self.conv.run(self.W_3H(z), past)
+        v, x1, x0 = y.chunk(3, -1)
+        y, inner = self.mixer.run(v * x1, inner)
+        return self.W_o(x0 * y), (past, inner)
 
 
 def heads(H):
@@ -124,10 +116,10 @@ class LanguageModel(nn.Module):
         """Whether the state stops growing with the text; it does but for attention without a window."""
         return all(getattr(module, "window", 0) < math.inf for module in self.modules())
 
-    def hidden(self, tokens, state=None, how="run"):
-        x, states = self.drop(self.embed(tokens)), []                           # (B, T, H), or (B, H) for a step
+    def hidden(self, tokens, state=None):
+        x, states = self.drop(self.embed(tokens)), []                           # (B, T, H)
         for layer, s in zip(self.layers, state or [None] * len(self.layers)):
-            x, s = (layer(x), None) if how == "forward" else getattr(layer, how)(x, s)
+            x, s = layer.run(x, s)
             states.append(s)
         return self.norm(x), states
 
@@ -141,12 +133,12 @@ class LanguageModel(nn.Module):
 
     def step(self, tokens, state=None):
         """(B,) tokens, state -> logits (B, V), state."""
-        x, state = self.hidden(tokens, state, "step")
-        return self.head(x), state
+        logits, state = self.run(tokens[:, None], state)
+        return logits[:, 0], state
 
-    def forward(self, tokens, targets, state=None, carry=False):
-        """Mean loss of the targets (B, T), and the state after them if it is to be carried on."""
-        x, state = self.hidden(tokens, state, "run" if carry else "forward")
+    def forward(self, tokens, targets, state=None):
+        """Mean loss of the targets (B, T), and the state after them."""
+        x, state = self.hidden(tokens, state)
         return HeadLoss.apply(x.flatten(0, 1), self.embed.weight, targets.flatten(), torch.is_grad_enabled()), state
 
 
@@ -154,11 +146,12 @@ class HeadLoss(torch.autograd.Function):
     """Mean cross-entropy of the logits x Eᵀ, some hundred tokens at a time, so that (tokens, V) logits never exist.
 
     The gradient, softmax minus one-hot, is made along with the loss while a part's logits are there: nothing is kept but
-    dx and dE, and nothing computed twice.
+    dx and dE, and nothing computed twice. A GPU has room for 16 times as many: each part reads and writes all of dE.
     """
 
     @staticmethod
-    def forward(ctx, x, E, targets, learn, entries=1 << 24):
+    def forward(ctx, x, E, targets, learn, entries=None):
+        entries = entries or 1 << (24 if x.device.type == "cpu" else 28)        # logits at a time
         n = max(1, entries // len(E))                                           # tokens at a time
         total, dx, dE = 0.0, [], torch.zeros_like(E) if learn else None
         for x_n, y_n in zip(x.split(n), targets.split(n)):
@@ -176,6 +169,7 @@ class HeadLoss(torch.autograd.Function):
         return total / ctx.n
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, g):
         dx, dE = ctx.saved_tensors
         return g / ctx.n * dx, g / ctx.n * dE, None, None, None
@@ -250,7 +244,7 @@ class WikiText103:
     def loss(self, model, batch):
         if not self.recipe["stateful"]:
             return model(*batch)[0]
-        loss, state = model(*batch, self.state, carry=True)
+        loss, state = model(*batch, self.state)
         self.state = detached(state)                                            # truncated backpropagation
         return loss
 
@@ -261,13 +255,15 @@ class WikiText103:
         With a carried state it does not matter where the text is cut, so that a block may be as long as a whole batch.
         """
         L, n = (self.length * self.recipe["batch"], 1) if stateful else (self.length, self.recipe["batch"])
-        whole, device, total, state = range(0, len(ids) - L, L), next(model.parameters()).device, 0.0, None
-        for starts in (*(whole[i:i + n] for i in range(0, len(whole), n)), [L * len(whole)]):   # last what is left over
-            x, y = blocks(ids, starts, L, device)
+        whole, weight, state = range(0, len(ids) - L, L), next(model.parameters()), None
+        parts = [*(whole[i:i + n] for i in range(0, len(whole), n)), [L * len(whole)]]          # last what is left over
+        total = torch.zeros((), dtype=weight.dtype, device=weight.device)
+        for starts in parts if stateful else my_share(parts):
+            x, y = blocks(ids, starts, L, weight.device)
             if y.numel():
-                loss, state = model(x, y, state, carry=stateful)
-                total += loss.item() * y.numel()
-        return total / (len(ids) - 1)
+                loss, state = model(x, y, state if stateful else None)
+                total += loss * y.numel()
+        return (total if stateful else summed(total)).item() / (len(ids) - 1)
 
     def numbers(self, loss):
         bits = dict(bits=loss / math.log(2)) if self.recipe["tokenizer"] == "bytes" else {}    # per byte
@@ -310,7 +306,7 @@ LM = {task.name: task for task in (WikiText103, WikiText2, TextFile)}
 
 def blocks(ids, starts, L, device):
     """Tokens and targets (n, L), the same shifted by one; shorter at the end of ids."""
-    block = torch.from_numpy(np.stack([ids[s:s + L + 1] for s in starts]).astype(np.int64)).to(device)
+    block, = on(device, np.stack([ids[s:s + L + 1] for s in starts]).astype(np.int64))
     return block[:, :-1], block[:, 1:]
 
 

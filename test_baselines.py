@@ -10,11 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import comparisons
 import train
 from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin, LinearAttention, Mamba,
                        SIZES, Pairs, RecurrentBlock, Transformer, hippo, make, recipe, rotate, state_size)
-from gril import Block, gril_chunk
+from gril import GRIL, Block, GrilMixer, MultistepGRIL, ScalarGRIL, interleave
 from tasks import TASKS, Task, gradient_descent, query
 from test_gril import agree, seeded
 
@@ -314,9 +313,9 @@ def test_local_attention_sees_its_window_and_no_further():
 def test_both_forms_of_linear_attention_agree_from_any_state(T):
     """On a short prompt it is their formula, on a long one gril_chunk."""
     q, k, v = (seeded(2, T, 3, 4, seed=i) for i in range(3))
-    for Z in (None, seeded(2, 3, 4, 4, seed=3)):
-        got, expected = (form(v[..., None], k[..., None], q, None, Z) for form in (LinearAttention.parallel, gril_chunk))
-        agree(1e-12, o=(got[0], expected[0]), Z=(got[1], expected[1]))
+    Z = seeded(2, 3, 4, 4, seed=3)
+    got, expected = (form(v, k, q, Z) for form in (LinearAttention.parallel, LinearAttention.chunked))
+    agree(1e-12, o=(got[0], expected[0]), Z=(got[1], expected[1]))
 
 
 @torch.no_grad()
@@ -372,6 +371,69 @@ def test_published_initialisation():
     agree(0.05, power=(B.abs().square().mean(), (1 - squares).mean() / 4))
 
 
+def standard_deviation(expected, *starts):
+    """Normal numbers with mean zero: moments within six standard errors, so for any seed."""
+    x = torch.cat([start.flatten() for start in starts]) / expected
+    error = len(x) ** -0.5
+    assert abs(x.mean()) < 6 * error < 0.1 and abs(x.square().mean() - 1) < 6 * 2 ** 0.5 * error
+    assert abs(x.pow(4).mean() - 3) < 6 * 96 ** 0.5 * error             # 1.8 for uniform numbers
+
+
+@torch.no_grad()
+def test_random_starts_have_their_published_size():
+    s5, H, P = S5(256, P=512, J=4), 256, 512
+    V = torch.block_diag(*[hippo(P // 4)[1]] * 4).to(torch.cfloat)      # (P, P/2); B̃ = Vᴴ B, C̃ = C V
+    standard_deviation(H ** -0.5, 2 * (V @ torch.view_as_complex(s5.B)).real)
+    standard_deviation(P ** -0.5, 2 * (torch.view_as_complex(s5.C) @ V.mH).real)
+    lru = LRU(512)
+    standard_deviation((2 * 512) ** -0.5, lru.B)                        # real and imaginary parts
+    standard_deviation((2 * 512) ** -0.5, lru.C)
+    attention = LinearAttention(512)
+    for W in (attention.W_Q, attention.W_K, attention.W_V, attention.P):
+        standard_deviation(0.2 * 512 ** -0.5, W.weight)
+    standard_deviation(64 ** -0.5, RGLRU(1024, blocks=16).W)
+    conv = CausalConv(50_000, w=4)
+    for x in (conv.W, conv.b):
+        assert 0.499 < x.max() <= 0.5 and -0.5 <= x.min() < -0.499
+        assert abs(x.std() - 12 ** -0.5) < 0.01
+    assert (RGLRU(8).b == 0).all()
+    assert abs(S5(2000, P=2).D.std() - 1) < 0.1
+
+
+@torch.no_grad()
+def test_grils_weights_start_as_said():
+    """Q small, so that what the loss does not ask for stays small; gates near 1."""
+    scalar, free = ScalarGRIL(250, 400), ScalarGRIL(300, variant="neither")
+    standard_deviation(500 ** -0.5, scalar.Psi)
+    standard_deviation(500 ** -0.5, scalar.Theta)
+    standard_deviation(601 ** -0.5, free.Psi)
+    for w, name in ((3, "full"), (2, "w2")):
+        layers = [GRIL(1, name) for _ in range(2000)]
+        standard_deviation(0.05 / w, *(layer.Q for layer in layers))
+        standard_deviation(w ** -0.5, *(layer.q for layer in layers))
+    standard_deviation(0.1 / 3, MultistepGRIL(1, 6000).Q)
+    mixer = GrilMixer(8, 4000, 4000)
+    standard_deviation(3 ** -0.5, mixer.Q)
+    standard_deviation(3 ** -0.5, mixer.q)
+    for layer in (scalar, GRIL(100), MultistepGRIL(100)):
+        assert 0.9 <= layer.A.min() < 0.91 and 0.99 < layer.A.max() <= 1 and (layer.beta == 1).all()
+
+
+def test_the_step_of_mamba_starts_as_drawn():
+    """softplus of the bias is Δ, not nearly so."""
+    for Delta in (1e-3, 0.05, 0.1):
+        bias = Mamba(H, dt_min=Delta, dt_max=Delta).W_Delta.bias
+        assert (F.softplus(bias.double()) / Delta - 1).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_lru_starts_on_the_whole_disc():
+    Lambda, _ = LRU(4, P=8192).system()
+    assert abs(Lambda.abs().square().mean() - 0.5) < 0.03 and Lambda.abs().max() < 1
+    angle = Lambda.angle() % (2 * math.pi)
+    assert angle.min() < 0.1 and 6.2 < angle.max()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_is_reached_and_every_recurrent_one_exists(name):
     torch.manual_seed(0)
@@ -382,6 +444,78 @@ def test_every_parameter_is_reached_and_every_recurrent_one_exists(name):
     named = [getattr(m, n) for m in network.modules() for n in getattr(m, "recurrent", ())]
     assert all(isinstance(p, torch.nn.Parameter) for p in named)
     assert bool(named) == (name not in ("linear_attention", "transformer"))
+
+
+MAMBA = {"W_in": [4], "W_out": [2]}
+GRIFFIN = {"W_in": [2.67], "W_out": [1, 1.33], "W_13": [6], "W_2": [3]}     # 1: the attention's
+
+
+@pytest.mark.parametrize("name, layer, projected, normed, inner", (
+    ("s5", S5, False, False, {}), ("lru", LRU, False, False, {}),
+    ("linear_attention", LinearAttention, False, False, {"P": [1]}),
+    ("mamba", Mamba, False, True, MAMBA), ("mamba_lp", Mamba, True, True, MAMBA),
+    ("griffin", Griffin, False, True, GRIFFIN), ("griffin_lp", Griffin, True, True, GRIFFIN),
+    ("transformer", Transformer, True, True, {"W_1": [4], "W_2": [4]})))
+def test_each_network_is_built_as_published(name, layer, projected, normed, inner):
+    """A projection in front, a norm before the read-out, widths inside the layers in units of H."""
+    network = make(name, 5, 3, 24, layers=3)
+    assert [type(getattr(part, "mixer", part)) for part in network.layers] == [layer] * 3
+    assert isinstance(network.embed, torch.nn.Linear) == projected
+    s = seeded(2, 7, 5, dtype=torch.float32)
+    assert projected or torch.equal(network.embed(s), F.pad(s, (0, 19)))
+    last = network.readout[-1] if normed else network.readout
+    assert isinstance(last, torch.nn.Linear) and (last.bias is None) == (name == "linear_attention")
+    assert not normed or isinstance(network.readout[0], torch.nn.LayerNorm)
+    for key, widths in inner.items():
+        named = [m for path, m in network.layers.named_modules() if path.split(".")[-1] == key]
+        assert sorted({round(max(m.weight.shape) / 24, 2) for m in named}) == widths, key
+
+
+def test_heads_and_windows_of_attention():
+    for name in ("transformer", "griffin", "linear_attention"):
+        network = make(name, 4, 3, 24, layers=2, heads=4)
+        found = [m for m in network.modules() if isinstance(m, (Attention, LinearAttention))]
+        assert [m.heads for m in found] == [4, 4]
+        if name == "transformer":
+            assert {(m.kv_heads, m.window) for m in found} == {(4, math.inf)}
+        if name == "griffin":
+            assert {(m.kv_heads, m.window) for m in found} == {(1, 1024)}
+            gates = [m.W.shape for m in network.modules() if isinstance(m, RGLRU)]
+            assert gates == [(4, 8, 16)] * 4                                # D = 32 in four blocks
+            assert {len(m.W) for m in network.modules() if isinstance(m, CausalConv)} == {4}
+
+
+@pytest.mark.parametrize("name, slow", (
+    ("s5", {"Lambda_re", "Lambda_im", "B", "log_Delta"}), ("lru", {"nu", "theta", "log_gamma", "B"}),
+    ("mamba", {"A_log", "D"}), ("mamba_lp", {"A_log", "D"}), ("griffin", {"Lambda"}),
+    ("griffin_lp", {"Lambda"}), ("linear_attention", set()), ("transformer", set())))
+def test_which_parameters_have_the_lower_rate_and_no_decay(name, slow):
+    rates = dict(lr=1.0, recurrent_lr=0.1, weight_decay=0.5)
+    for group in train.parameter_groups(make(name, 4, 3, H, layers=2), rates):
+        names = {path.split(".")[-1] for path in group["names"]}
+        lower = (group["lr"], group["weight_decay"]) == (0.1, 0.0)
+        assert names == slow if lower else not names & slow
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_reaches_every_layer_in_training_alone(name):
+    torch.manual_seed(0)
+    network, s = make(name, 4, 3, H, layers=2, dropout=0.5), seeded(2, 9, 4, dtype=torch.float32)
+    drops = [m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)]
+    assert set(drops) == {0.5} and len(drops) >= 2
+    assert not torch.equal(network(s), network(s))
+    network.eval()
+    assert torch.equal(network(s), network(s))
+
+
+def test_pairs_are_each_input_with_its_own_target_and_the_query_with_zero():
+    class Tokens(torch.nn.Module):
+        def run(self, tokens, state):
+            return tokens, state
+    x, y = seeded(2, 4, 3), seeded(2, 3, 3, seed=1)
+    tokens = Pairs(Tokens())(interleave(x, y))
+    assert torch.equal(tokens, torch.cat([x, F.pad(y, (0, 0, 0, 1))], -1))
 
 
 def test_state_sizes():
@@ -520,14 +654,6 @@ def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model)
         assert not torch.equal(p, network.get_parameter(name)), f"{name} was never trained"
 
 
-@pytest.mark.parametrize("model", ("s5", "griffin_lp"))
-def test_a_run_draws_its_picture(tmp_path, capsys, model):
-    train.main(["--task", "nd_regression", "--model", model,
-                *(word for word in TINY if word != "--quiet"), str(tmp_path / "run")])
-    assert (tmp_path / "run/figure.png").stat().st_size > 10_000
-    assert f"trained {model}" in capsys.readouterr().out
-
-
 def test_sizes_on_the_command_line(tmp_path):
     train.main(["--task", "nd_regression", "--model", "griffin", "--layers", "2", "--heads", "4", *TINY, str(tmp_path / "run")])
     config = json.loads((tmp_path / "run/config.json").read_text())
@@ -556,6 +682,21 @@ def test_sizes_that_do_not_fit_are_answered(tmp_path, words, answer):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("model, default, paper", (             # width, layers, heads
+    ("s5", (32, 1), (32, 1)), ("lru", (32, 1), (32, 1)), ("mamba", (32, 1), (64, 1)),
+    ("mamba_lp", (32, 1), (128, 4)), ("griffin", (32, 1, 2), (32, 2, 2)),
+    ("griffin_lp", (32, 1, 2), (96, 4, 4)), ("linear_attention", (32, 1, 1), (32, 1, 1)),
+    ("linear_attention_pairs", (32, 1, 1), (32, 1, 1)), ("transformer", (32, 2, 4), (32, 2, 4))))
+def test_sizes_and_rates_of_every_model(model, default, paper):
+    """By default all have the same examples, rate and width; the paper's are those of App. B.3."""
+    sizes = "width", "layers", "heads"
+    assert recipe("default", model, "nd_regression") == dict(
+        steps=1500, batch=64, lr=3e-3, recurrent_lr=3e-3, weight_decay=0.0, **dict(zip(sizes, default)))
+    assert recipe("paper", model, "scalar_regression") == dict(
+        lr=1e-4, recurrent_lr=1e-4, weight_decay=0.01 if model == "mamba_lp" else 0.0,
+        **dict(zip(sizes, paper)))
+
+
 def test_the_papers_recipes():
     """App. B.3: Adam 1e-4; with LP 4 layers of 128, AdamW for Mamba, 4 heads and 2e-4 on vectors for Griffin."""
     assert recipe("paper", "s5", "nd_regression") == dict(lr=1e-4, recurrent_lr=1e-4, weight_decay=0.0, width=32, layers=1)
@@ -569,33 +710,7 @@ def test_the_papers_recipes():
     assert (full["steps"], full["batch"], full["weight_decay"], full["lr"]) == (300_000, 64, 0.0, 1e-4)
 
 
-def test_the_rate_of_the_comparison_is_picked_by_validation_loss(tmp_path, monkeypatch):
-    """Every rate for seed 0, then every seed with the one whose validation loss ended lowest, and did end."""
-    monkeypatch.chdir(tmp_path)
-    asked, ends = [], {1e-3: 0.5, 3e-3: 0.3, 1e-2: 0.4, 3e-2: 0.1}
-
-    def runs(settings, quick, sweep=False):
-        assert sweep == (not asked)                             # a rate may diverge, a run of the table not
-        asked.append(settings)
-        return [dict(options, loss=9 - ends[options["lr"]], **(dict(diverged="nan") if options["lr"] == 3e-2 else {}))
-                for options in settings]                                                    # the test loss says otherwise
-    monkeypatch.setattr(comparisons, "runs", runs)
-    monkeypatch.setattr(comparisons, "curves", lambda results, column: (None, [1.0, ends[results[0]["lr"]]], None))
-    results = comparisons.compare("fig3c", {"a": dict(task="nd_regression", model="s5"),
-                                            "b": dict(task="nd_regression", model="gril")}, False)
-    assert [(o["model"], o["lr"], o["seed"]) for o in asked[0]] == [(m, lr, 0) for m in ("s5", "gril") for lr in ends]
-    assert [(r["model"], r["lr"], r["seed"]) for rs in results.values() for r in rs] == [
-        (m, 3e-3, s) for m in ("s5", "gril") for s in range(5)]
-    assert {(o["steps"], o["batch"]) for o in (*asked[0], *asked[1])} == {(comparisons.STEPS["fig3c"], comparisons.BATCH)}
-    assert results["a"][0]["recurrent_lr"] == 3e-3 and results["b"][0]["recurrent_lr"] == pytest.approx(3e-4)
-
-
-def test_what_each_run_carries(tmp_path):
-    """State sizes of the comparison: GRIL's Z and two tokens; a cache of the whole prompt for the transformer."""
-    sizes = {("nd_regression", "gril"): 9 + 2 * 3, ("scalar_regression", "gril"): 3,
-             ("multistep_regression", "gril"): 4 * 9 + 2 * 3, ("nd_regression", "s5"): 16,
-             ("nd_regression", "transformer"): 2 * 2 * 9 * 16, ("nd_regression", "linear_attention_pairs"): 16 * 16}
-    for (task, model), size in sizes.items():
-        words = [word for word in TINY if model != "gril" or word not in ("--width", "16")]
-        train.main(["--task", task, "--model", model, *words, str(tmp_path / "run")])
-        assert comparisons.carried(tmp_path / "run") == size, (task, model)
+def test_a_causal_filter_keeps_bfloat16():
+    layer = CausalConv(4)
+    y, past = layer.run(seeded(1, 6, 4, dtype=torch.bfloat16))
+    assert y.dtype == past.dtype == torch.bfloat16

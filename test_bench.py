@@ -59,8 +59,9 @@ def test_the_command_line(monkeypatch, tmp_path, capsys):
 def test_the_dense_layers_and_the_recurrence_are_the_whole_mixer():
     torch.manual_seed(0)
     mixer, z = GrilMixer(8, 8, 2).double(), seeded(2, 9, 8)
-    v, k, u = mixer.tokens(z, mixer.gates()[1])
-    o, _ = mixer.recur(v, k, u, mixer.start(z))
+    log_rho, theta, scale = mixer.gates()
+    v, k, u = mixer.tokens(z, scale)
+    o, _ = mixer.recur(v, k, u, log_rho, theta, mixer.start(z))
     agree(1e-12, mixer=(mixer.output(o, z), mixer(z)), dense=(mixer.output(v + k + u, z), bench.Dense(mixer)(z)))
 
 

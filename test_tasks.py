@@ -7,18 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import figures
-import plots
 import tasks
 import train
 from baselines import Pairs
 from gril import (GRIL, ClassifierGRIL, MultistepGRIL, NonlinearGRIL, StateMLPGRIL,
                   construct_multistep, construct_multivariate)
-from lra_data import generate_listops
 from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate,
                    gradient_descent, longhorn, newton, ridge, sensitivity, zero)
 from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
-from tokens import prepare
 
 
 def draw(task, B=4, seed=0):
@@ -503,41 +499,3 @@ def test_the_paper_recipe_runs(tmp_path):
     result = train.main(["--task", "scalar_regression", "--recipe", "paper", "--steps", "30", "--tasks", "200", "--quiet",
                          "--out", str(tmp_path / "run")])
     assert result["parameters"] == 2 * 20 * 20 + 20 + 1
-
-
-# ---------------------------------------------------------------------------------------------------------- figures
-
-@pytest.mark.parametrize("name", figures.FIGURES)
-def test_every_figure_in_its_quick_form(tmp_path, monkeypatch, capsys, name):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GRIL_DATA", raising=False)
-    if name in ("lra", "gates"):
-        generate_listops(tmp_path / "data/listops", (40, 8, 8))
-    if name == "wikitext2":
-        for split in ("train", "valid", "test"):
-            path = tmp_path / f"data/wikitext-2/wiki.{split}.tokens"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("One fish, two fish. \n" * 40)
-        prepare("wikitext2", tmp_path / "data", bytes_only=True, quiet=True)
-    figures.main([name, "--quick"])
-    assert (tmp_path / f"runs/figures/{name}-quick.png").stat().st_size > 10_000
-    assert "---" in capsys.readouterr().out                             # its table
-
-
-def test_a_run_that_diverged_counts_in_a_sweep_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "runs/figures/nd_regression-seed0"
-    folder.mkdir(parents=True)
-    (folder / "result.json").write_text('{"diverged": "step 3"}')
-    assert plots.runs([dict(task="nd_regression", seed=0)], False, sweep=True)[0]["diverged"] == "step 3"
-    with pytest.raises(ValueError, match="nd_regression-seed0: step 3"):
-        plots.runs([dict(task="nd_regression", seed=0)], False)
-
-
-def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GRIL_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(figures, "FIGURES", {name: figures.FIGURES[name] for name in ("gates", "how")})
-    with pytest.raises(SystemExit, match="(?s)gates is left out: .*nowhere.*prepare listops"):
-        figures.main(["all", "--quick"])
-    assert (tmp_path / "runs/figures/how-quick.png").exists()

@@ -822,6 +822,35 @@ def test_the_parameter_that_went_wrong_is_named_and_no_other(data, tmp_path, mon
         train.main([*TOY, "--data", data, "--clip", clip, "--out", str(tmp_path / "run"), "--force"])
 
 
+# ------------------------------------------------------------------------------------------------------------ compiling
+
+@pytest.mark.parametrize("task, device, flag, expected", (
+    ("text", "cuda", None, True), ("nd_regression", "cuda", None, False), ("text", "cpu", None, False),
+    ("text", "cuda", False, False), ("nd_regression", "cpu", True, True)))
+def test_what_is_compiled_unasked(task, device, flag, expected):
+    assert train.compiles(flag, torch.device(device), task) is expected
+
+
+def test_a_compiled_run_learns_the_same(monkeypatch, data, tmp_path):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    plain, compiled = (train.main([*TOY, "--data", data, "--out", str(tmp_path / name), *words])
+                       for name, words in (("plain", []), ("compiled", ["--compile"])))
+    assert compiled["test_loss"] == pytest.approx(plain["test_loss"], rel=1e-5)
+
+
+def test_where_compiling_fails_the_run_goes_on_without(monkeypatch, data, tmp_path, capsys):
+    def broken(graph, inputs):
+        raise RuntimeError("no compiler here")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=broken))
+    torch.compiler.reset()
+    plain, compiled = (train.main([*TOY, "--data", data, "--out", str(tmp_path / name), *words])
+                       for name, words in (("plain", []), ("compiled", ["--compile"])))
+    said = capsys.readouterr().err
+    assert said.count("torch.compile failed, going on without it") == 1 and "no compiler here" in said
+    assert compiled["test_loss"] == plain["test_loss"]
+
+
 # ---------------------------------------------------------------------------------------------------------- the dry run
 
 def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
@@ -833,8 +862,10 @@ def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
     small = 8 * B * T + 4 * B * T * (H + 5 * H)                                 # tokens; inputs of the two products
     assert small <= r["activations"] <= small + 8 * B * 8                       # logits, labels
     assert r["optimiser"] == 16 * r["parameters"]
-    assert r["days"]["one A100"] == pytest.approx([r["flops"] * 1000 / (0.3 * 312e12) / 86400,
-                                                   r["traffic"] * 1000 / 2.04e12 / 86400])
+    hours = dict(products=r["flops"] / (0.3 * 312e12), traffic=r["traffic"] / 2.04e12, launches=r["kernels"] * 5e-6)
+    hours = {name: seconds * 1000 / 3600 for name, seconds in hours.items()}
+    assert {name: r["hours"]["one A100"][name] for name in hours} == pytest.approx(hours)
+    assert r["hours"]["one A100"]["eager"] == pytest.approx(max(hours.values())) and r["compiled"] is None
     assert r["traffic"] > 3 * small
     said = capsys.readouterr().out
     assert f"parameters   {r['parameters']:,}, the paper's 2,000 ({r['parameters'] / 2000 - 1:+.1%})" in said
@@ -844,6 +875,37 @@ def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
     assert (shared["flops"] == r["flops"] and shared["tokens"] == r["tokens"]
             and abs(8 * shared["activations"] / r["activations"] - 1) < 0.01)
     assert not Path("runs").exists() or not list(Path("runs").glob("toy*"))
+
+
+def test_the_dry_run_counts_kernels_but_no_views_and_allocations():
+    with train.OneDevice() as device:
+        x = torch.empty(4, 6, device="meta")
+        y = x.mT.flatten()[1:].view(23)                                         # one copy, made by flatten
+        z = y * 2
+        z.add_(1)
+        assert z.is_meta and device.kernels == 3
+        assert device.traffic == (24 + 24 + 23 + 23 + 23 + 23) * 4
+
+
+def test_the_dry_run_takes_inductors_count_for_each_layers_recurrence():
+    """Two layers more: twice a layer's kernels more, of which compiling leaves inductor's and what is outside."""
+    few, many = (train.main(["--task", "wikitext2", "--layers", str(n), "--dry-run"]) for n in (2, 4))
+    with torch.device("meta"):
+        mixer = train.GrilMixer(128, 64, 16)
+    inside = train.recurrence_kernels(mixer, (8, 256))
+    assert many["kernels"] - few["kernels"] > 2 * inside > 2 * train.FUSED["complex"]
+    assert few["kernels"] - few["compiled"] == 2 * (inside - train.FUSED["complex"])
+    shared = train.main(["--task", "wikitext2", "--layers", "2", "--accumulate", "2", "--dry-run"])
+    assert shared["kernels"] == 2 * few["kernels"]                              # each turn launches all of them
+
+
+PAPER_KERNELS = dict(wikitext103=12_000, listops=5_000, text=5_000, retrieval=5_000, image=5_000, pathfinder=5_000)
+
+
+@pytest.mark.parametrize("task", PAPER_KERNELS)
+def test_a_step_of_the_papers_size_is_not_thousands_of_small_kernels(task):
+    r = train.main(["--task", task, "--size", "paper", "--world", "4", "--dry-run"])
+    assert r["compiled"] < r["kernels"] <= PAPER_KERNELS[task]
 
 
 def test_the_dry_run_in_context():
@@ -856,7 +918,7 @@ def test_the_dry_run_in_context():
 def test_the_dry_run_of_every_task(task, capsys):
     r = train.main(["--task", task, "--dry-run"])
     assert r["flops"] > 0 and r["activations"] > 0
-    assert ("recurrence   gril_tokens" in capsys.readouterr().out) == (task not in train.IN_CONTEXT)
+    assert ("recurrence   gril_chunk" in capsys.readouterr().out) == (task not in train.IN_CONTEXT)
     model = train.TASKS[task](train.TASKS[task].recipes[next(iter(train.TASKS[task].recipes))]).model()
     assert r["parameters"] == sum(p.numel() for p in model.parameters())
 

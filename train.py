@@ -104,7 +104,8 @@ Numbers not given are the recipe's; a run prints them.""",
     add("--force", action="store_true", help="overwrite the run in --out")
     add("--resume", action="store_true", help="go on from the last checkpoint in --out")
     add("--quiet", action="store_true", help="no progress bar, table or figure")
-    add("--compile", action="store_true", help="torch.compile: minutes at first, then faster")
+    add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile: minutes at first, then faster (default: "
+        "on CUDA, but for in-context tasks, which are over before it is done)")
     add("--test-every-validation", action="store_true", help="test at each validation, too, on all of the test set: the "
         "best score over the run, as the paper reports (Long Range Arena does it on --evaluate-rows rows unasked)")
     add("--dry-run", action="store_true", help="cost of the run, without data or GPU: parameters, FLOPs, memory, days")
@@ -173,7 +174,8 @@ def train(args):
     threads = recipe["threads"] or max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     torch.set_num_threads(threads)
     torch.set_default_dtype(DTYPES[dtype])
-    torch.set_float32_matmul_precision("high" if dtype == "bfloat16" and device.type == "cuda" else "highest")     # TF32
+    # "high" is TF32, also for the products inside a recurrence; what they are summed up in is float32. --dtype float32: none
+    torch.set_float32_matmul_precision("high" if dtype == "bfloat16" and device.type == "cuda" else "highest")
     autocast = torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
     if world > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=10))
@@ -185,11 +187,9 @@ def train(args):
     groups = parameter_groups(model, recipe)
     parameters = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, lr=recipe["lr"], fused=device.type in ("cpu", "cuda"))
-    objective = Objective(turns, model)
+    objective = Objective(turns, model, compiles(args.compile, device, args.task))
     if world > 1:
         objective = DistributedDataParallel(objective, device_ids=[device] if device.type == "cuda" else None)
-    if args.compile:
-        objective = torch.compile(objective)
     streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], device, rank * len(turns) + i, shares)
                for i, turn in enumerate(turns)]
     weight = torch.tensor(1 / len(turns), device=device)                        # of a turn's loss
@@ -297,14 +297,28 @@ def train(args):
 
 
 class Objective(nn.Module):
-    """The loss as a module: what DistributedDataParallel and torch.compile take hold of is a module's call."""
+    """The loss as a module: what DistributedDataParallel takes hold of is a module's call. Compiled, if that works."""
 
-    def __init__(self, turns, model):
+    def __init__(self, turns, model, compile=False):
         super().__init__()
         self.turns, self.model = turns, model
+        for turn in turns:
+            turn.compiled = compile
+        self.losses = [torch.compile(turn.loss, dynamic=False) if compile else turn.loss for turn in turns]
 
     def forward(self, turn, batch):
-        return self.turns[turn].loss(self.model, batch)
+        try:
+            return self.losses[turn](self.model, batch)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(str(error).split("\n\n")[0].split())                 # what is beyond is advice for developers
+            print(f"torch.compile failed, going on without it: {reason}", file=sys.stderr)
+            self.losses = [task.loss for task in self.turns]
+            return self.losses[turn](self.model, batch)
+
+
+def compiles(asked, device, task):
+    """--compile, --no-compile, or on CUDA whatever takes longer than compiling does."""
+    return asked if asked is not None else device.type == "cuda" and task not in IN_CONTEXT
 
 
 def choose_device(name):
@@ -547,18 +561,19 @@ def load(folder):
 
 # ------------------------------------------------------------------------------------------------ the cost, beforehand
 
-UTILISATION = 0.3                                               # of the peak; an assumption, not a measurement
-GPUS = {"one A100": (312e12, 2.04e12), "one H100": (989e12, 3.35e12), "four H100": (4 * 989e12, 4 * 3.35e12)}
-# dense bf16 FLOP/s, bytes/s of memory
+UTILISATION, LAUNCH = 0.3, 5e-6                                 # of the peak; seconds a kernel: assumptions, not measured
+GPUS = {"one A100": (1, 312e12, 2.04e12), "one H100": (1, 989e12, 3.35e12), "four H100": (4, 989e12, 3.35e12)}
+# how many; dense bf16 FLOP/s and bytes/s of memory of each
+FUSED = {"real": 80, "complex": 110}                            # kernels that inductor makes of a layer's recurrence
 
 
 class OneDevice(TorchDispatchMode):
     """Refuses what a GPU would: an operation on tensors of two devices. Numbers (0-dim tensors) may come from anywhere.
 
-    The meta device alone lets CPU tensors pass through products, embeddings and convolutions. Counts the bytes that
-    operations read and write.
+    The meta device alone lets CPU tensors pass through products, embeddings and convolutions. Counts the operations that
+    are kernels, that is neither views nor allocations, and the bytes that they read and write.
     """
-    traffic = 0
+    traffic = kernels = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -567,14 +582,28 @@ class OneDevice(TorchDispatchMode):
             raise ValueError(f"{func} mixes tensors of {' and '.join(sorted(devices))}: one of them was made without "
                              "device=, and would stop a run on a GPU")
         out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.traffic += sum(x.nbytes for x in tensors + tree_leaves(out) if isinstance(x, torch.Tensor))
+        if not (func.is_view or func.overloadpacket.__name__ in ("empty", "empty_like", "empty_strided", "new_empty",
+                                                                 "new_empty_strided", "_unsafe_view", "lift_fresh")):
+            out_bytes = [x.nbytes for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+            self.traffic += sum(x.nbytes for x in tensors) + sum(out_bytes)
+            self.kernels += bool(out_bytes)                     # a question about dtypes is none
         return out
+
+
+def recurrence_kernels(mixer, tokens):
+    """Kernels of one GRIL layer's recurrence, forward and backward, on the meta device; tokens (B, T)."""
+    v, k, u = (torch.empty(*tokens, mixer.J, mixer.h, device="meta", requires_grad=True) for _ in range(3))
+    mixer.zero_grad()                                           # a gradient to add to would be a kernel more
+    with OneDevice() as device:
+        log_rho, theta, _ = mixer.gates()
+        mixer.recur(v, k, u, log_rho, theta, mixer.start(v))[0].sum().backward()
+    return device.kernels
 
 
 def dry_run(args, task, recipe, world):
     """Forward and backward of the full size on the meta device: every shape, no number. Prints what a run would cost."""
-    shares = world * recipe["accumulate"]
+    turns = recipe["accumulate"]
+    shares = world * turns
     with torch.device("meta"):
         model, batch = task.model(args.model), task.example(recipe["batch"] // shares)
     for module in model.modules():
@@ -591,25 +620,42 @@ def dry_run(args, task, recipe, world):
         with saved_tensors_hooks(keep, lambda x: x):
             loss = task.loss(model, batch)
         loss.backward()
-    r = dict(parameters=parameters(model), tokens=math.prod(getattr(batch, "s", batch[0]).shape[:2]) * shares,
-             flops=counter.get_total_flops() * shares, traffic=device.traffic * shares,
+    tokens, mixers = getattr(batch, "s", batch[0]).shape[:2], [m for m in model.modules() if isinstance(m, GrilMixer)]
+    r = dict(parameters=parameters(model), tokens=math.prod(tokens) * shares, flops=counter.get_total_flops() * shares,
+             traffic=device.traffic * shares, kernels=device.kernels * turns, compiled=None,
              activations=sum(size for storage, size in kept.items() if storage not in own))
     r["optimiser"] = 16 * r["parameters"]                       # weight, gradient and two moments, 4 bytes each
-    days = recipe["steps"] / 86400
-    r["days"] = {gpu: [days * r["flops"] / (flops * UTILISATION), days * r["traffic"] / memory]
-                 for gpu, (flops, memory) in GPUS.items()}
-    paper, n, turns = task.paper_parameters, r["parameters"], recipe["accumulate"]
+    if mixers:
+        fused = FUSED["real" if mixers[0].theta is None else "complex"]
+        r["compiled"] = (device.kernels - len(mixers) * (recurrence_kernels(mixers[0], tokens) - fused)) * turns
+    r["hours"] = {gpu: dict(
+        launches=r["kernels"] * LAUNCH, compiled=(r["compiled"] or r["kernels"]) * LAUNCH, traffic=r["traffic"] / (n * memory),
+        products=r["flops"] / (n * flops * UTILISATION)) for gpu, (n, flops, memory) in GPUS.items()}
+    for by in r["hours"].values():
+        by.update({name: seconds * recipe["steps"] / 3600 for name, seconds in by.items()})
+        by["eager"] = max(by["launches"], by["traffic"], by["products"])
+        by["best"] = max(by["compiled"], by["traffic"], by["products"])
+
+    paper, n = task.paper_parameters, r["parameters"]
     print(f"task         {args.task}, model {args.model}, recipe {args.recipe}: {recipe['steps']:,} steps")
     print(f"parameters   {n:,}" + (f", the paper's {paper:,.0f} ({n / paper - 1:+.1%})" if paper else ""))
-    for form in {module.form.__name__ for module in model.modules() if isinstance(module, GrilMixer)}:
-        print(f"recurrence   {form}")
+    if mixers:
+        print(f"recurrence   {mixers[0].form.__name__}")
     print(f"a step       batch {recipe['batch']}, {r['tokens']:,} tokens, {r['flops']:.3g} FLOPs in matrix products")
-    print(f"a GPU        of {world}, {turns} turn{'s' * (turns > 1)} a step: activations {r['activations'] / 1e9:.3g} GB in "
-          f"float32 (less in bfloat16),\n             weights, gradients and AdamW {r['optimiser'] / 1e9:.3g} GB")
-    print(f"days         by matrix products at {UTILISATION:.0%} of the bf16 peak; by memory traffic (float32, nothing "
-          "fused,\n             full bandwidth). The larger counts; small models also wait for kernels to start")
-    for gpu, (products, traffic) in r["days"].items():
-        print(f"  {gpu:10s} {products:.2g} ({24 * products:.2g} hours); {traffic:.2g} ({24 * traffic:.2g} hours)")
+    print(f"a GPU        of {world}, {turns} turn{'s' if turns > 1 else ''} a step: activations "
+          f"{r['activations'] / 1e9:.3g} GB in float32 (less in bfloat16),\n"
+          f"             weights, gradients and AdamW {r['optimiser'] / 1e9:.3g} GB")
+    print(f"kernels      {r['kernels']:,} a step on each GPU" + (
+          f"; compiled about {r['compiled']:,}, where inductor makes {fused} of\n             each layer's recurrence and the "
+          "rest is taken as it is" if mixers else ""))
+    print(f"hours        by launches at {1e6 * LAUNCH:.0f} µs; by memory traffic (float32, nothing fused, full bandwidth); by "
+          f"matrix\n             products at {UTILISATION:.0%} of the bf16 peak. The largest counts; views, allocations and the "
+          "optimiser are\n             left out, and each operation is taken for one kernel")
+    print(f"             {'':10s} {'launches':>10s} {'compiled':>10s} {'traffic':>10s} {'products':>10s}   "
+          f"{'largest':>8s} {'compiled':>9s}")
+    for gpu, by in r["hours"].items():
+        print(f"             {gpu:10s} {by['launches']:10.3g} {by['compiled']:10.3g} {by['traffic']:10.3g} {by['products']:10.3g}"
+              f"   {by['eager']:8.3g} {by['best']:9.3g}")
     return r
 
 
