@@ -9,7 +9,9 @@ import torch.nn.functional as F
 
 import tasks
 import train
-from gril import MultistepGRIL, construct_multistep
+from baselines import Pairs
+from gril import (GRIL, ClassifierGRIL, MultistepGRIL, NonlinearGRIL, StateMLPGRIL,
+                  construct_multistep, construct_multivariate)
 from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate,
                    gradient_descent, longhorn, newton, ridge, sensitivity, zero)
 from test_gril import agree, binary_loss, descend, f64, seeded, softmax_loss, squared
@@ -424,16 +426,46 @@ def test_other_sizes_become_gradient_descent(tmp_path, task, f, N):
     assert result.get("q_distance", 0) < 0.03
 
 
-@pytest.mark.parametrize("name, own", (         # App. B.1, B.2, B.4 and Table 4
-    ("scalar_regression", dict(weight_decay=0.05, hidden=20)), ("nd_regression", {}),
-    ("multistep_regression", dict(layers=2, calibrate=1000)), ("nonlinear_regression", {}),
-    ("binary_classification", dict(lr=1.23e-4, recurrent_lr=1.23e-4, weight_decay=5.17e-3)),
-    ("softmax_classification", dict(lr=1.56e-4, recurrent_lr=1.56e-4, weight_decay=8.45e-5))))
-def test_paper_recipes(name, own):
-    shared = dict(f=10, n=10, k=3, layers=1, hidden=None, width=0, heads=0, scale=1.0,
-                  weight_scale=1.0, tasks=10_000, calibrate=None, steps=300_000, batch=64, lr=2e-4,
-                  recurrent_lr=1e-4, weight_decay=0.0, warmup=3000, clip=0.0)
-    assert TASKS[name].recipes["paper"] == {**tasks.LOOP, **shared, **own}
+@pytest.mark.parametrize("name, paper, default", (     # App. B.1, B.2, B.4 and Table 4; this code's
+    ("scalar_regression", dict(weight_decay=0.05, hidden=20), dict(steps=3000, batch=1024)),
+    ("nd_regression", {}, {}),
+    ("multistep_regression", dict(layers=2, calibrate=1000), dict(steps=4000, layers=2)),
+    ("nonlinear_regression", {}, dict(steps=4000)),
+    ("binary_classification", dict(lr=1.23e-4, recurrent_lr=1.23e-4, weight_decay=5.17e-3),
+     dict(lr=1e-2)),
+    ("softmax_classification", dict(lr=1.56e-4, recurrent_lr=1.56e-4, weight_decay=8.45e-5),
+     dict(lr=1e-2))))
+def test_paper_recipes(name, paper, default):
+    both = dict(tasks.LOOP, f=10, n=10, k=3, layers=1, hidden=None, width=0, heads=0, scale=1.0,
+                weight_scale=1.0, tasks=10_000, calibrate=None, weight_decay=0.0)
+    papers = dict(both, steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, warmup=3000, clip=0.0)
+    ours = dict(both, steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, warmup=100, clip=1.0)
+    assert TASKS[name].recipes == dict(default=ours | default, paper=papers | paper)
+
+
+@pytest.mark.parametrize("name, model, kind, features, frozen", (
+    ("nonlinear_regression", "gril", NonlinearGRIL, False, False),
+    ("nonlinear_regression", "gd_dagger", NonlinearGRIL, False, True),
+    ("nonlinear_regression", "gril_rho", StateMLPGRIL, False, False),
+    ("nonlinear_regression", "gd_dagger_rho", StateMLPGRIL, False, True),
+    *((name, model, ClassifierGRIL, model != "gril_identity", model == "gd_dagger")
+      for name in ("binary_classification", "softmax_classification")
+      for model in ("gril", "gd_dagger", "gril_identity"))))
+def test_a_name_builds_its_model_and_gd_dagger_its_step(name, model, kind, features, frozen):
+    task = TASKS[name](f=3, N=5, tasks=200)
+    layer = task.model(model)
+    assert type(layer) is kind and (getattr(layer, "phi", None) is not None) == features
+    assert [getattr(layer.linear, key).requires_grad for key in "QqA"] == 3 * [not frozen]
+    assert layer.linear.beta.requires_grad
+    if frozen:
+        expected = construct_multivariate(GRIL(len(layer.linear.A)), task.eta, 5).state_dict()
+        agree(0, **{key: (layer.linear.state_dict()[key], expected[key]) for key in expected})
+
+
+def test_linear_attention_on_pairs_reads_pairs():
+    task = Task(f=3, N=5)
+    interleaved, pairs = task.model("linear_attention"), task.model("linear_attention_pairs")
+    assert type(pairs) is Pairs and pairs.model.f == 2 * interleaved.f == 6
 
 
 def test_gd_dagger_starts_at_the_steps_of_gradient_descent():
