@@ -26,6 +26,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor import metrics
 
 import lm
 import lra
@@ -897,6 +898,21 @@ def test_the_dry_run_takes_inductors_count_for_each_layers_recurrence():
     assert few["kernels"] - few["compiled"] == 2 * (inside - train.FUSED["complex"])
     shared = train.main(["--task", "wikitext2", "--layers", "2", "--accumulate", "2", "--dry-run"])
     assert shared["kernels"] == 2 * few["kernels"]                              # each turn launches all of them
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", train.FUSED)
+def test_inductor_makes_as_few_kernels_as_the_dry_run_says(gate):
+    mixer, (v, k, u) = GrilMixer(64, 128, 32, gate=gate), torch.randn(3, 4, 1024, 32, 4, requires_grad=True).unbind()
+
+    def recur(v, k, u):
+        log_rho, theta, _ = mixer.gates()
+        return mixer.recur(v, k, u, log_rho, theta, mixer.start(v))[0]
+    torch.compiler.reset()
+    metrics.reset()
+    with torch._inductor.utils.fresh_inductor_cache():
+        torch.compile(recur, fullgraph=True, dynamic=False)(v, k, u).sum().backward()
+    assert metrics.generated_kernel_count == train.FUSED[gate] <= 110
 
 
 PAPER_KERNELS = dict(wikitext103=12_000, listops=5_000, text=5_000, retrieval=5_000, image=5_000, pathfinder=5_000)

@@ -564,7 +564,7 @@ def load(folder):
 UTILISATION, LAUNCH = 0.3, 5e-6                                 # of the peak; seconds a kernel: assumptions, not measured
 GPUS = {"one A100": (1, 312e12, 2.04e12), "one H100": (1, 989e12, 3.35e12), "four H100": (4, 989e12, 3.35e12)}
 # how many; dense bf16 FLOP/s and bytes/s of memory of each
-FUSED = {"real": 80, "complex": 110}                            # kernels that inductor makes of a layer's recurrence
+FUSED = {"real": 76, "complex": 102}                            # kernels that inductor makes of a layer's recurrence
 
 
 class OneDevice(TorchDispatchMode):
