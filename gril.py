@@ -147,7 +147,7 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
     U = cut(r)[..., None, :] * conjugate(gamma[:, None, 1:L + 1])                   # γ^{t-c} r_t
     K = [cut(x)[..., None, :] * gamma[:, None, i:i + L].flip(2) for i, x in enumerate(keys)]
     U, K, V = U.flatten(-2), reduce(torch.add, K).flatten(-2), cut(C_v[0])          # γ^{c-s} κ_s
-    X, half = (V.mT @ K).unflatten(-1, (-1, m)), gamma[:, None, L, None]            # (B, J, C, d, parts, m)
+    X, half = (V.mT @ K).unflatten(-1, (-1, m)), gamma[:, None, L, None]    # (B, J, C, d, parts, m)
     M = torch.cat([in_parts(Z, theta)[:, :, None], times(half, X[:, :, :-1])], 2)
     M = carry(M, L, log_rho, theta)                             # M where each chunk starts
     o = o + (U @ K.mT).tril(-1) @ V + U @ times(half, M).flatten(-2).mT
@@ -164,10 +164,12 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
 
 def powers(n, log_rho, theta):
     """γⁿ = ρⁿ (cos nθ, sin nθ) for exponents n (…): (J, …, parts, m)."""
-    n = n[..., None]
-    rho, theta = (x if x is None else x.view(-1, *[1] * (n.ndim - 1), x.shape[-1]) for x in (log_rho, theta))
-    rho = torch.exp(n * rho)
-    return torch.stack([rho] if theta is None else [rho * torch.cos(n * theta), rho * torch.sin(n * theta)], -2)
+    (J, m), n = log_rho.shape, n[..., None]
+    rho = torch.exp(n * log_rho.view(J, *[1] * (n.ndim - 1), m))
+    if theta is None:
+        return rho[..., None, :]
+    angle = n * theta.view(J, *[1] * (n.ndim - 1), m)
+    return torch.stack([rho * angle.cos(), rho * angle.sin()], -2)
 
 
 def times(a, x):
@@ -182,31 +184,33 @@ def conjugate(a):
 
 
 def in_parts(Z, theta):
-    parts = [Z] if theta is None else [Z.real, Z.imag] if Z.is_complex() else [Z, torch.zeros_like(Z)]
-    return torch.stack(parts, -2)
+    if theta is None:
+        return Z[..., None, :]
+    return torch.stack([Z.real, Z.imag] if Z.is_complex() else [Z, torch.zeros_like(Z)], -2)
 
 
 def carry(b, n, log_rho, theta, G=16):
-    """R_c = Σ_{c' ≤ c} γ^{n(c-c')} b_{c'} for b (B, J, C, d, parts, m): G at a time a product with powers of γⁿ.
+    """M_c = Σ_{c' ≤ c} γ^{n(c-c')} b_{c'} for b (B, J, C, d, parts, m), and M of the same shape.
 
-    What a group of G hands on to the next is carried the same way, with γ^{nG}.
+    G of them at a time are one product with the powers of γⁿ, a triangle D. What a group of G hands
+    on to the next is carried the same way, with γ^{nG}.
     """
-    B, J, C, d, parts, m = b.shape
+    C = b.shape[2]
     if C == 1:
         return b
-    log_rho, theta = n * log_rho, None if theta is None else torch.atan2((n * theta).sin(), (n * theta).cos())
-    G = min(C, G)
-    age = torch.arange(G, device=b.device)[:, None] - torch.arange(G, device=b.device)      # (G, G)
-    D = powers(age.clamp(min=0), log_rho, theta) * (age >= 0)[..., None, None]              # (J, G, G, parts, m)
-    D = D[..., None, :] if theta is None else torch.stack([D, torch.stack([-D[..., 1, :], D[..., 0, :]], -2)], -2)
-    b = F.pad(b, (0, 0, 0, 0, 0, 0, 0, -C % G)).unflatten(2, (-1, G))                       # (B, J, groups, G, d, parts, m)
-    R = torch.einsum("jghqpm,bjchdpm->bjcgdqm", D, b)
-    if R.shape[2] > 1:
-        before = carry(R[:, :, :-1, -1], G, log_rho, theta, G)[:, :, :, None]               # (B, J, groups-1, 1, d, …)
-        first = powers(torch.arange(1, G + 1, device=b.device), log_rho, theta)             # (J, G, parts, m)
-        before = times(first[:, None, :, None], before)
-        R = R + F.pad(before, (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
-    return R.flatten(2, 3)[:, :, :C]
+    log_rho, G, ages = n * log_rho, min(C, G), torch.arange(min(C, G), device=b.device)
+    if theta is not None:
+        theta = torch.atan2((n * theta).sin(), (n * theta).cos())           # small, for the sake of float32
+    age = ages[:, None] - ages                                              # (G, G)
+    D = powers(age.clamp(min=0), log_rho, theta) * (age >= 0)[..., None, None]
+    D = torch.stack([D] if theta is None else [D, torch.stack([-D[..., 1, :], D[..., 0, :]], -2)], -2)
+    b = F.pad(b, (0, 0, 0, 0, 0, 0, 0, -C % G)).unflatten(2, (-1, G))       # (B, J, groups, G, d, parts, m)
+    M = torch.einsum("jghqpm,bjchdpm->bjcgdqm", D, b)
+    if C > G:
+        before = carry(M[:, :, :-1, -1], G, log_rho, theta, G)              # (B, J, groups-1, d, parts, m)
+        before = times(powers(ages + 1, log_rho, theta)[:, None, :, None], before[:, :, :, None])
+        M = M + F.pad(before, (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
+    return M.flatten(2, 3)[:, :, :C]
 
 
 def associative_scan(a, b):
