@@ -805,14 +805,16 @@ def test_the_processes_of_a_run_share_a_score(monkeypatch, tmp_path):
     task = text_file(tmp_path)
     torch.manual_seed(0)
     model, ids = task.model().to(f64).eval(), task.tokens("valid")[:200]
-    whole = task.score(model, ids)
+    whole, carried, summed = task.score(model, ids), task.score(model, ids, stateful=True), []
     monkeypatch.setattr(lm.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(lm.dist, "all_reduce", lambda sums: None)
+    monkeypatch.setattr(lm.dist, "all_reduce", lambda sums: summed.append(sums.item()))
     monkeypatch.setattr(lm.dist, "get_world_size", lambda: 3)
     parts = []
     for rank in range(3):
         monkeypatch.setattr(lm.dist, "get_rank", lambda: rank)
         parts.append(task.score(model, ids))
+    assert len(summed) == 3
+    assert task.score(model, ids, stateful=True) == carried                     # a carried state cannot be shared
     assert sum(parts) == pytest.approx(whole, rel=1e-9) and all(0 < part < whole for part in parts)
 
 

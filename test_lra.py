@@ -940,20 +940,29 @@ def test_a_compiled_loss_meets_eight_lengths_at_most(tmp_path):
     assert lengths.tolist() == [19, 20] and tokens.shape == (2, 20) and made.padded(21) == 25
 
 
+def test_the_test_rows_wait_where_a_validation_takes_all(tmp_path):
+    made = task("text", tmp_path)
+    model = made.model().eval()
+    assert "test_accuracy" in made.validate(model)
+    made.recipe["evaluate_rows"] = 0
+    assert made.validate(model).keys() == {"loss", "accuracy"}
+
+
 def test_the_processes_of_a_run_share_an_evaluation(monkeypatch, tmp_path):
     """Each takes its batches, and the sum over all processes is the evaluation of the whole."""
     made = task("text", tmp_path)
     made.recipe["batch"] = 4
     torch.manual_seed(0)
     model = made.model().eval()
-    whole = made.evaluate(model, "test")
+    whole, summed = made.evaluate(model, "test"), []
     monkeypatch.setattr(lra.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(lra.dist, "all_reduce", lambda sums: None)
+    monkeypatch.setattr(lra.dist, "all_reduce", lambda sums: summed.append(sums.tolist()))
     monkeypatch.setattr(lra.dist, "get_world_size", lambda: 3)
     parts = []
     for rank in range(3):
         monkeypatch.setattr(lra.dist, "get_rank", lambda: rank)
         parts.append(made.evaluate(model, "test"))
+    assert len(summed) == 3
     assert np.sum(parts, 0) == pytest.approx(whole, rel=1e-5) and all(part[0] < whole[0] for part in parts)
 
 

@@ -867,6 +867,8 @@ def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
     hours = {name: seconds * 1000 / 3600 for name, seconds in hours.items()}
     assert {name: r["hours"]["one A100"][name] for name in hours} == pytest.approx(hours)
     assert r["hours"]["one A100"]["eager"] == pytest.approx(max(hours.values())) and r["compiled"] is None
+    one, four = r["hours"]["one H100"], r["hours"]["four H100"]                 # each GPU launches all of its kernels
+    assert four["launches"] == one["launches"] and four["traffic"] == pytest.approx(one["traffic"] / 4)
     assert r["traffic"] > 3 * small
     said = capsys.readouterr().out
     assert f"parameters   {r['parameters']:,}, the paper's 2,000 ({r['parameters'] / 2000 - 1:+.1%})" in said
