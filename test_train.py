@@ -914,8 +914,9 @@ def test_inductor_makes_as_few_kernels_as_the_dry_run_says(gate):
     torch.compiler.reset()
     metrics.reset()
     with torch._inductor.utils.fresh_inductor_cache():
-        torch.compile(recur, fullgraph=True, dynamic=False)(v, k, u).sum().backward()
-    assert metrics.generated_kernel_count == train.FUSED[gate] <= 110
+        o = torch.compile(recur, fullgraph=True, dynamic=False)(v, k, u)
+        o.backward(torch.randn_like(o))
+    assert metrics.generated_kernel_count <= train.FUSED[gate] <= 110
 
 
 PAPER_KERNELS = dict(wikitext103=12_000, listops=5_000, text=5_000, retrieval=5_000, image=5_000, pathfinder=5_000)
