@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gril import Block, Mixer, full_precision, gril_chunk, known, scan
+from gril import Block, Mixer, full_precision, gril_chunk, scan
+from machine.errors import known
 
 
 # ------------------------------------------------------------------------------------------------------- 1. shared
@@ -420,6 +421,10 @@ def make(name, f, out, H, layers=1, dropout=0.0, **options):
     readout = nn.Linear(H, out, bias=name != "linear_attention")                    # theirs has no bias anywhere
     return Network(f, embed, [layer(H, dropout=dropout, **options) for _ in range(layers)],
                    nn.Sequential(nn.LayerNorm(H), readout) if norm else readout)
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
 
 
 def state_size(model, tokens):

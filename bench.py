@@ -11,7 +11,7 @@
     python bench.py forms         loop, scan and chunk on the same tokens, time and peak memory
     python bench.py cuda-check    for the first person with a GPU: does it compute there what it computes here?
 
-    --plot draws it into images/, --json FILE writes it, --rounds N sets how often everything is repeated
+    --plot draws it into docs/images/, --json FILE writes it, --rounds N sets how often everything is repeated
 
 A time on a busy machine means nothing alone: contenders take turns, round after round, and what is reported is the
 median over rounds of their ratio within a round, with the smallest and the largest in brackets.
@@ -25,17 +25,21 @@ import time
 from functools import partial
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import baselines
-from gril import GRIL, Block, GrilMixer, construct_multivariate, parameters
+from baselines import parameters
+from files.arena import listops_lines
+from files.downloads import data_folder
+from files.tokens import BPE
+from gril import GRIL, Block, GrilMixer, construct_multivariate
 from lm import RECIPES, LanguageModel
 from lra import LRA
-from lra_data import data_folder, listops_lines
+from pictures.plots import place
 from tasks import Task
-from tokens import BPE
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRESETS = {                                                     # H, P, J of the paper's tables, and the length; laptop is ours
@@ -477,11 +481,6 @@ BENCHES = {"core": core, "blocks": blocks, "growth": growth, "streaming": stream
 # --------------------------------------------------------------------------------------------------------- pictures
 
 def plot(what, rows):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    plt.rcParams.update({"figure.dpi": 130, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-                         "legend.frameon": False})
     panels = 2 if what in ("blocks", "growth") else 1
     figure, axes = plt.subplots(1, panels, figsize=(10 if panels == 2 else 6.5, 3.6), layout="constrained", squeeze=False)
     ax = axes[0, 0]
@@ -519,8 +518,7 @@ def plot(what, rows):
     else:
         plt.close(figure)
         return print(f"--plot: there is no picture of {what}")
-    path = Path("images") / f"bench_{what}.png"
-    path.parent.mkdir(exist_ok=True)
+    path = place(f"bench_{what}.png", False)
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
     print(f"figure    {path}")
@@ -532,7 +530,7 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", metavar="FILE", help="also write the numbers there")
     parser.add_argument("--compile", action="store_true", help="of core: torch.compile both sides, a minute each")
-    parser.add_argument("--plot", action="store_true", help="also draw them, into images/bench_WHAT.png")
+    parser.add_argument("--plot", action="store_true", help="also draw them, into docs/images/bench_WHAT.png")
     args = parser.parse_args(argv)
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")

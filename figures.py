@@ -1,6 +1,6 @@
 """Every figure and table of the paper, from runs.
 
-    python figures.py fig2            trains what the figure needs (5 seeds), prints its table, writes images/fig2.png
+    python figures.py fig2            trains what the figure needs (5 seeds), prints its table, writes docs/images/fig2.png
     python figures.py fig2 --quick    the same in seconds: one seed and hardly any training, so only to see it run
     python figures.py all
 
@@ -35,11 +35,12 @@ import matplotlib.ticker
 import torch
 
 import train
-from comparisons import fig3c, gates, lra, model_comparison, nd_comparison, wikitext2
-from drawings import forms, how, prompt
 from gril import GRIL, construct_multivariate
-from plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, curves, finish, flattened, legend_right, matrix, pm,
-                   print_table, runs, seeds, spread)
+from pictures.comparisons import fig3c, gates, lra, model_comparison, nd_comparison, wikitext2
+from pictures.drawings import forms, how, prompt
+from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, curves, finish, flattened, legend_right, matrix,
+                            pm, print_table, spread)
+from pictures.trained import runs, seeds
 from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
                    newton, recovered, ridge, tune, zero)
 

@@ -29,7 +29,6 @@ Sign, a departure from the paper: it writes the state as +gradient in Eq. 5 and 
 mixes both, which would climb). Here the state always holds +Σ y xᵀ, minus the gradient at W = 0, and β = +η/N.
 W is the paper's Wᵀ: y = W x here, ŷ = Wᵀ x in Sec. 4.2, and W_{l-1} Z̃ below is the Z̃ W_{l-1} of App. A.3, transposed.
 """
-import difflib
 import math
 from contextlib import nullcontext
 from functools import reduce
@@ -38,6 +37,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
+
+from machine.errors import known
 
 
 # ------------------------------------------------------------------------------------------------ 1. the window
@@ -560,19 +561,6 @@ def mlp(f, hidden, out):
 def _per_step(beta):
     """β is one number, or one per step t (η/t, for exact gradient descent on every prefix): made to fit (B, T, ·)."""
     return beta[:, None]
-
-
-def known(what, name, table):
-    """The row of a table, or an answer that lists them all."""
-    if name not in table:
-        near = difflib.get_close_matches(name, table, 1)
-        raise ValueError(f"unknown {what} {name!r}{f', did you mean {near[0]}?' if near else '.'} "
-                         f"There are: {', '.join(table)}")
-    return table[name]
-
-
-def parameters(module):
-    return sum(p.numel() for p in module.parameters())
 
 
 # ------------------------------------------------------------------------------------------- 4. the constructions

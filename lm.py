@@ -3,7 +3,7 @@
   1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place: MIXERS
   2. tasks        what train.py trains on: blocks, loss, perplexity; LM, a table of tasks with their recipes
   3. generation   one token at a time, each at the same cost and memory however long the text
-  4. commands     prepare (of tokens.py, where GPT-2's byte-pair encoding is, too) and generate
+  4. commands     prepare (of files/tokens.py, where GPT-2's byte-pair encoding is, too) and generate
 
     python lm.py prepare wikitext2                     files in data/, or downloaded, become token files
     python lm.py prepare --text book.txt --bytes       your own text; bytes need no vocabulary
@@ -29,11 +29,13 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
-from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, RecurrentBlock
-from gril import Block, GrilMixer, Mixer, known, parameters
-from lra import my_share, on, summed
-from lra_data import data_folder
-from tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
+from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, RecurrentBlock, parameters
+from files.downloads import data_folder
+from files.runs import read
+from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
+from gril import Block, GrilMixer, Mixer
+from machine.devices import DEVICES, choose_device, my_share, on, summed
+from machine.errors import known
 
 
 # -------------------------------------------------------------------------------------------------------- 1. model
@@ -386,7 +388,6 @@ def load(folder):
     if path is None:
         raise ValueError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): let the training reach its "
                          "first checkpoint, or finish it with --resume")
-    from train import read                                                      # here, because train imports this file
     state = read(path)
     try:
         model.load_state_dict(state.get("model", state))
@@ -475,7 +476,6 @@ def main(argv=None):
         task, model, config = load(args.run)
         tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
         prompt = tokens.encode(args.prompt) or [tokens.start]
-        from train import DEVICES, choose_device                                # here, because train imports this file
         known("device", args.device, DEVICES)
         model.to(choose_device(args.device))
         print(args.prompt, end="", flush=True)

@@ -15,7 +15,7 @@ straight from the files as people download them.
   image       a CIFAR-10 picture in grey, by pixels  -> 10 classes                   1,024 pixels
   pathfinder  dashed curves, pixel by pixel          -> are the two dots connected?  1,024 pixels
 
-The file, top to bottom (Sec. 5, App. E; the data itself is lra_data.py's): 1. batches; 2. the classifier and the table
+The file, top to bottom (Sec. 5, App. E; the data itself is files/arena.py's): 1. batches; 2. the classifier and the table
 of models; 3. the five tasks with their presets; 4. the command line.
 
 Glossary. A row has a label and one document, or two; a document is a string of tokens, each one byte. Text keeps its
@@ -33,14 +33,17 @@ from math import pi
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 import baselines
-from gril import Block, GrilMixer, known, parameters
-from lra_data import (SPLITS, SYMBOLS, data_folder, download, generate_listops, load, read_image, read_listops,
-                      read_pathfinder, read_retrieval, read_text, store, unpack)
+from baselines import parameters
+from files.arena import (SPLITS, SYMBOLS, generate_listops, load, read_image, read_listops, read_pathfinder, read_retrieval,
+                         read_text, store)
+from files.downloads import data_folder, download, unpack
+from gril import Block, GrilMixer
+from machine.devices import my_share, on, summed
+from machine.errors import known
 
 END = 256                                       # the end token
 
@@ -84,26 +87,6 @@ class Stream:
         rows = self.order[self.index][self.rank::self.world]
         self.index += 1
         return self.task.batch(self.data, rows, self.device)
-
-
-def on(device, *arrays):
-    """Arrays as tensors on a device; to a GPU the copy runs beside the computation."""
-    tensors = [torch.from_numpy(x) for x in arrays]
-    if torch.device(device).type == "cuda":
-        return tuple(x.pin_memory().to(device, non_blocking=True) for x in tensors)
-    return tuple(x.to(device) for x in tensors)
-
-
-def my_share(parts):
-    """Of an evaluation: every process of a run takes its part, and summed puts them together."""
-    return parts[dist.get_rank()::dist.get_world_size()] if dist.is_initialized() else parts
-
-
-def summed(sums):
-    """The sums of all processes."""
-    if dist.is_initialized():
-        dist.all_reduce(sums)
-    return sums
 
 
 # -------------------------------------------------------------------------------------------------------- 2. models

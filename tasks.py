@@ -23,7 +23,8 @@ import torch.nn.functional as F
 import baselines
 from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, MultistepGRIL, NonlinearGRIL, ScalarGRIL,
                   StateMLPGRIL, beside, construct_binary, construct_multistep, construct_multivariate, construct_scalar,
-                  construct_softmax, gd_dagger, interleave, known)
+                  construct_softmax, gd_dagger, interleave)
+from machine.errors import known
 
 
 class Batch(NamedTuple):

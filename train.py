@@ -20,10 +20,7 @@ A run's folder holds config.json, metrics.csv, result.json, figure.png, last.pt 
 is over, and the weights that result.json speaks of: best.pt where validation chooses them, else weights.pt.
 """
 import argparse
-import csv
 import errno
-import hashlib
-import io
 import json
 import math
 import os
@@ -31,34 +28,32 @@ import shlex
 import signal
 import sys
 import textwrap
-import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from gril import GrilMixer, known, parameters
+from files.runs import read, read_checkpoint, run_folder, save, write, write_metrics
 from lm import LM
 from lra import LRA
+from machine.cost import dry_run
+from machine.devices import DEVICES, agree, catch_signals, choose_device, seed_dropout
+from machine.errors import known
+from pictures.run import draw_run
 from tasks import TASKS as IN_CONTEXT
 
 TASKS = {**IN_CONTEXT, **LRA, **LM}
 DEFAULTS = dict(evaluate_every=1000, dense_start=False, checkpoint_every=1000, patience=0, choose=None, higher=True,
                 device="auto", dtype="auto", threads=0, accumulate=1)
-MACHINE = ("device", "threads", "accumulate", "checkpoint_every")       # a resumed run may change these
 FIXED = {"choose", "higher", "dense_start"}                             # in a recipe, not on the command line
 DENSE = (1, 2, 5, 10, 20, 50)                                           # validations at a dense start
-DEVICES = dict.fromkeys(("auto", "cpu", "cuda", "mps"))
 DTYPES = {"auto": None, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}     # of weights
 
 HELP = dict(
@@ -290,9 +285,8 @@ def train(args):
     write(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     (folder / "previous.pt").unlink(missing_ok=True)
     if not args.quiet:
-        import plots                                            # here, because plots trains too
         print("\n" + task.table(result))
-        print(f"\nfigure    {plots.draw_run(folder)}")
+        print(f"\nfigure    {draw_run(task, model, dict(result, folder=folder))}")
     return result
 
 
@@ -321,18 +315,6 @@ def compiles(asked, device, task):
     return asked if asked is not None else device.type == "cuda" and task not in IN_CONTEXT
 
 
-def choose_device(name):
-    for kind, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
-        if name == kind and not there:
-            raise ValueError(f"--device {kind}: this machine (or this build of torch) has no {kind.upper()} device")
-        if name in ("auto", kind) and there:
-            device = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
-            if kind == "cuda":
-                torch.cuda.set_device(device)
-            return device
-    return torch.device("cpu")
-
-
 def parameter_groups(model, recipe):
     """Two groups: what a module calls recurrent trains with its own rate and without decay."""
     groups = {name: dict(params=[], names=[], name=name, lr=lr, peak=lr, weight_decay=decay) for name, lr, decay in
@@ -349,24 +331,6 @@ def parameter_groups(model, recipe):
 def schedule(step, warmup, steps):
     """Linear warm-up, then a cosine to zero."""
     return min((step + 1) / max(warmup, 1), 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-
-def seed_dropout(device, seed):
-    """The device's own generator only: torch.manual_seed visits them all, which takes longer than an in-context step."""
-    generators = {"cuda": torch.cuda, "mps": torch.mps}
-    generators.get(device.type, torch.default_generator).manual_seed(seed % 2 ** 63)
-
-
-def agree(losses, norm, signals, world):
-    """Loss and gradient norm over all processes, and whether one of them was told to stop: one small tensor a step."""
-    values = torch.stack([*losses, norm])
-    if world > 1:
-        values = torch.cat([values, values.new_tensor([float(bool(signals))])])
-        dist.all_reduce(values)
-        *losses, norm, asked = (values / world).tolist()
-    else:
-        *losses, norm, asked = *values.tolist(), bool(signals)
-    return sum(losses) / len(losses), norm, asked > 0
 
 
 def better(best, model, step, scores, recipe, device, world):
@@ -388,25 +352,6 @@ def better(best, model, step, scores, recipe, device, world):
 
 
 # ---------------------------------------------------------------------------------------------- when something happens
-
-@contextmanager
-def catch_signals(rank):
-    """The first SIGTERM or Ctrl-C is noted, for the loop to stop after its step; the second one acts at once."""
-    caught, before = [], {}
-
-    def note(number, frame):
-        caught.append(number)
-        for number in before:
-            signal.signal(number, signal.SIG_DFL)
-        if rank == 0:
-            os.write(2, b"\nstopping after this step; once more to leave at once\n")      # print may be busy already
-    if threading.current_thread() is threading.main_thread():                   # elsewhere Python allows no handler
-        before.update({number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)})
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def say_how_to_go_on(args, folder, step, rank, world):
@@ -435,118 +380,6 @@ def stop_at_nonfinite(folder, rank, model, seed, step, loss, norm, groups, posit
 
 # -------------------------------------------------------------------------------------------------- files of a run
 
-def run_folder(args, config):
-    """A new folder under runs/, or --out, which must not hold a run unless --force or --resume says what to do."""
-    if args.out is None:
-        if args.resume:
-            raise ValueError("--resume needs --out, the folder of the run to go on with")
-        size = f"f{config['f']}-n{config['n']}" if "f" in config else args.recipe
-        name = f"{args.task}-{args.model}-{size}-seed{args.seed}"
-        numbers = (name if i == 1 else f"{name}-{i}" for i in range(1, sys.maxsize))
-        folder = next(path for path in (Path("runs") / name for name in numbers) if not path.exists())
-    else:
-        folder = args.out
-        if (folder / "config.json").exists() and not (args.force or args.resume):
-            raise ValueError(f"{folder} already holds a run: choose another --out, --resume to go on with it, or --force "
-                             "to overwrite it")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (args.resume and any((folder / name).exists() for name in ("last.pt", "previous.pt"))):
-        for name in ("metrics.csv", "last.pt", "previous.pt", "best.pt", "weights.pt", "result.json", "figure.png"):
-            (folder / name).unlink(missing_ok=True)
-        data = None if args.data is None else os.path.abspath(args.data)        # for lm.py generate; a resumed run may move
-        write(folder / "config.json", (json.dumps(dict(config, data=data), indent=1) + "\n").encode())
-    return folder
-
-
-def write(path, *parts, keep=None):
-    """Whole or not at all: written beside, forced to the disk, then renamed; what was there becomes `keep`."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        with open(beside, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    if keep and path.exists():
-        os.replace(path, keep)
-    os.replace(beside, path)
-
-
-def write_metrics(path, rows):
-    if rows:
-        with open(path, "a", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            if not file.tell():
-                writer.writeheader()
-            writer.writerows(rows)
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def save(path, state, keep=None):
-    """A .pt file and its SHA-256 behind it; torch.load reads over that."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    write(path, buffer.getbuffer(), hashlib.sha256(buffer.getbuffer()).digest(), keep=keep)
-
-
-def read(path):
-    """What save wrote, or a ValueError that names the file. Nothing in it is ever executed."""
-    data = path.read_bytes()
-    if hashlib.sha256(memoryview(data)[:-32]).digest() != data[-32:]:
-        raise ValueError(f"{path} is damaged: its checksum is not that of its {len(data):,} bytes")
-    try:
-        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise ValueError(f"{path} is refused: it is no file of tensors and plain values ({str(error).splitlines()[0]})")
-
-
-def read_checkpoint(folder, config, rank=0, world=1):
-    """The newest whole checkpoint of this run, or None where there is none yet; metrics.csv is cut back to its step."""
-    state, damage = None, []
-    for path in (folder / "last.pt", folder / "previous.pt"):
-        try:
-            found = read(path)
-            if not (isinstance(found, dict) and found.keys() >= {"model", "optimizer", "step", "stream", "seconds", "best",
-                                                                         "config"}):
-                raise ValueError(f"{path} is refused: it is no checkpoint of a run")
-            state = found
-            break
-        except FileNotFoundError:
-            continue
-        except ValueError as error:
-            damage.append(str(error))
-    if state is None and damage:
-        raise ValueError(f"{'; '.join(damage)}. There is no whole checkpoint to go on from; --force starts again")
-    step = -1 if state is None else state["step"]
-    if world > 1:
-        steps = torch.tensor([step, -step], device="cuda" if dist.get_backend() == "nccl" else "cpu")
-        dist.all_reduce(steps, dist.ReduceOp.MAX)
-        if steps.sum() != 0:
-            raise ValueError(f"the processes found different checkpoints in {folder}: do all see the same folder?")
-    if state is None:
-        if rank == 0:
-            print(f"{folder} has no checkpoint yet; starting from the beginning", file=sys.stderr)
-        return None
-    there, here = ({k: v for k, v in c.items() if k not in MACHINE} for c in (state["config"], config))
-    differs = [f"{k}: {there.get(k)} there, {here.get(k)} here" for k in {**here, **there} if there.get(k) != here.get(k)]
-    if differs:
-        raise ValueError(f"{path} is the checkpoint of another run ({'; '.join(differs)})")
-    if rank == 0:
-        for text in damage:
-            print(f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}", file=sys.stderr)
-        if path.name == "previous.pt":
-            os.replace(path, folder / "last.pt")
-        if (folder / "metrics.csv").exists():
-            lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
-            head, *rows = [line for line in lines if line.endswith("\n")] or [""]
-            whole = [row for row in rows if int(row.split(",")[0]) <= step]
-            write(folder / "metrics.csv", "".join([head, *whole]).encode())
-    return state
-
 
 def load(folder):
     """(task, model, result) of a finished run."""
@@ -561,102 +394,7 @@ def load(folder):
 
 # ------------------------------------------------------------------------------------------------ the cost, beforehand
 
-UTILISATION, LAUNCH = 0.3, 5e-6                                 # of the peak; seconds a kernel: assumptions, not measured
-GPUS = {"one A100": (1, 312e12, 2.04e12), "one H100": (1, 989e12, 3.35e12), "four H100": (4, 989e12, 3.35e12)}
 # how many; dense bf16 FLOP/s and bytes/s of memory of each
-FUSED = {"real": 76, "complex": 102}                            # kernels that inductor makes of a layer's recurrence
-
-
-class OneDevice(TorchDispatchMode):
-    """Refuses what a GPU would: an operation on tensors of two devices. Numbers (0-dim tensors) may come from anywhere.
-
-    The meta device alone lets CPU tensors pass through products, embeddings and convolutions. Counts the operations that
-    are kernels, that is neither views nor allocations, and the bytes that they read and write.
-    """
-    traffic = kernels = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        devices = {x.device.type for x in tensors if x.dim()}
-        if len(devices) > 1:
-            raise ValueError(f"{func} mixes tensors of {' and '.join(sorted(devices))}: one of them was made without "
-                             "device=, and would stop a run on a GPU")
-        out = func(*args, **(kwargs or {}))
-        if not (func.is_view or func.overloadpacket.__name__ in ("empty", "empty_like", "empty_strided", "new_empty",
-                                                                 "new_empty_strided", "_unsafe_view", "lift_fresh")):
-            out_bytes = [x.nbytes for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-            self.traffic += sum(x.nbytes for x in tensors) + sum(out_bytes)
-            self.kernels += bool(out_bytes)                     # a question about dtypes is none
-        return out
-
-
-def recurrence_kernels(mixer, tokens):
-    """Kernels of one GRIL layer's recurrence, forward and backward, on the meta device; tokens (B, T)."""
-    v, k, u = (torch.empty(*tokens, mixer.J, mixer.h, device="meta", requires_grad=True) for _ in range(3))
-    mixer.zero_grad()                                           # a gradient to add to would be a kernel more
-    with OneDevice() as device:
-        log_rho, theta, _ = mixer.gates()
-        mixer.recur(v, k, u, log_rho, theta, mixer.start(v))[0].sum().backward()
-    return device.kernels
-
-
-def dry_run(args, task, recipe, world):
-    """Forward and backward of the full size on the meta device: every shape, no number. Prints what a run would cost."""
-    turns = recipe["accumulate"]
-    shares = world * turns
-    with torch.device("meta"):
-        model, batch = task.model(args.model), task.example(recipe["batch"] // shares)
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, torch.Tensor):
-                raise ValueError(f"{type(module).__name__}.{name} is a plain tensor, which model.to(device) would leave "
-                                 "behind: register_buffer, please")
-    own, kept = {p.untyped_storage()._cdata for p in model.parameters()}, {}
-
-    def keep(x):
-        kept[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
-        return x
-    with OneDevice() as device, FlopCounterMode(display=False) as counter:
-        with saved_tensors_hooks(keep, lambda x: x):
-            loss = task.loss(model, batch)
-        loss.backward()
-    tokens, mixers = getattr(batch, "s", batch[0]).shape[:2], [m for m in model.modules() if isinstance(m, GrilMixer)]
-    r = dict(parameters=parameters(model), tokens=math.prod(tokens) * shares, flops=counter.get_total_flops() * shares,
-             traffic=device.traffic * shares, kernels=device.kernels * turns, compiled=None,
-             activations=sum(size for storage, size in kept.items() if storage not in own))
-    r["optimiser"] = 16 * r["parameters"]                       # weight, gradient and two moments, 4 bytes each
-    if mixers:
-        fused = FUSED["real" if mixers[0].theta is None else "complex"]
-        r["compiled"] = (device.kernels - len(mixers) * (recurrence_kernels(mixers[0], tokens) - fused)) * turns
-    r["hours"] = {gpu: dict(
-        launches=r["kernels"] * LAUNCH, compiled=(r["compiled"] or r["kernels"]) * LAUNCH, traffic=r["traffic"] / (n * memory),
-        products=r["flops"] / (n * flops * UTILISATION)) for gpu, (n, flops, memory) in GPUS.items()}
-    for by in r["hours"].values():
-        by.update({name: seconds * recipe["steps"] / 3600 for name, seconds in by.items()})
-        by["eager"] = max(by["launches"], by["traffic"], by["products"])
-        by["best"] = max(by["compiled"], by["traffic"], by["products"])
-
-    paper, n = task.paper_parameters, r["parameters"]
-    print(f"task         {args.task}, model {args.model}, recipe {args.recipe}: {recipe['steps']:,} steps")
-    print(f"parameters   {n:,}" + (f", the paper's {paper:,.0f} ({n / paper - 1:+.1%})" if paper else ""))
-    if mixers:
-        print(f"recurrence   {mixers[0].form.__name__}")
-    print(f"a step       batch {recipe['batch']}, {r['tokens']:,} tokens, {r['flops']:.3g} FLOPs in matrix products")
-    print(f"a GPU        of {world}, {turns} turn{'s' if turns > 1 else ''} a step: activations "
-          f"{r['activations'] / 1e9:.3g} GB in float32 (less in bfloat16),\n"
-          f"             weights, gradients and AdamW {r['optimiser'] / 1e9:.3g} GB")
-    print(f"kernels      {r['kernels']:,} a step on each GPU" + (
-          f"; compiled about {r['compiled']:,}, where inductor makes {fused} of\n             each layer's recurrence and the "
-          "rest is taken as it is" if mixers else ""))
-    print(f"hours        by launches at {1e6 * LAUNCH:.0f} µs; by memory traffic (float32, nothing fused, full bandwidth); by "
-          f"matrix\n             products at {UTILISATION:.0%} of the bf16 peak. The largest counts; views, allocations and the "
-          "optimiser are\n             left out, and each operation is taken for one kernel")
-    print(f"             {'':10s} {'launches':>10s} {'compiled':>10s} {'traffic':>10s} {'products':>10s}   "
-          f"{'largest':>8s} {'compiled':>9s}")
-    for gpu, by in r["hours"].items():
-        print(f"             {gpu:10s} {by['launches']:10.3g} {by['compiled']:10.3g} {by['traffic']:10.3g} {by['products']:10.3g}"
-              f"   {by['eager']:8.3g} {by['best']:9.3g}")
-    return r
 
 
 def main(argv=None):

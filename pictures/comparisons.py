@@ -11,8 +11,9 @@ import torch
 import train
 from baselines import state_size
 from lra import LRA
-from plots import (BLUE, GREEN, GREY, ORANGE, RED, bars, curves, finish, flattened, minutes, pm, print_table, runs, seeds,
-                   spread)
+from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, bars, curves, finish, flattened, minutes, pm, print_table,
+                            spread)
+from pictures.trained import runs, seeds
 
 # ---------------------------------------------------------------------------------------------------- in-context tasks
 

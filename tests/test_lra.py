@@ -27,10 +27,11 @@ import torch
 
 import baselines
 import lra
-import lra_data
-from gril import GrilMixer, complex_gate, parameters
+from files import arena, downloads
+from baselines import parameters
+from gril import GrilMixer, complex_gate
 from lra import LRA, MODELS
-from lra_data import listops_block, listops_lines
+from files.arena import listops_block, listops_lines
 
 REAL = Path(os.environ.get("GRIL_DATA", "/nonexistent"))
 f64 = torch.float64
@@ -145,7 +146,7 @@ def documents(split):
 def filled(made, splits):
     """The task with {split: [(label, document, …), …]} in the place of its files."""
     rows = ((split, *row) for split, part in splits.items() for row in part)
-    made._data = lra_data.collect(rows, [Path("here")])
+    made._data = arena.collect(rows, [Path("here")])
     return made
 
 
@@ -203,7 +204,7 @@ def test_generated_rows_do_not_depend_on_the_workers():
 
 
 def test_duplicates_are_left_out(monkeypatch):
-    monkeypatch.setattr(lra_data, "listops_block", lambda seed, block: [b"a", b"b", b"a", b"%d" % block])
+    monkeypatch.setattr(arena, "listops_block", lambda seed, block: [b"a", b"b", b"a", b"%d" % block])
     assert list(listops_lines(5)) == [b"a", b"b", b"0", b"1", b"2"]
 
 
@@ -538,7 +539,7 @@ def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch):
         if block == 1:
             raise KeyboardInterrupt
         return listops_block(seed, block)
-    monkeypatch.setattr(lra_data, "listops_block", stopped)
+    monkeypatch.setattr(arena, "listops_block", stopped)
     with pytest.raises(KeyboardInterrupt):
         lra.main(["prepare", "listops", "--data", str(tmp_path), "--rows", "5000", "1", "1", "--workers", "1"])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -547,12 +548,12 @@ def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch):
 def test_downloads_are_checked(tmp_path, monkeypatch):
     (tmp_path / "web").write_bytes(b"published")
     address, goal = (tmp_path / "web").as_uri(), tmp_path / "data/imdb/file"
-    lra_data.download(address, goal, hashlib.md5(b"published").hexdigest())
+    downloads.download(address, goal, hashlib.md5(b"published").hexdigest())
     assert goal.read_bytes() == b"published"
     goal.unlink()
     for wrong in (dict(md5="0" * 32), dict(address=address + "-not-there")):
         with pytest.raises(ValueError) as error:
-            lra_data.download(wrong.get("address", address), goal, wrong.get("md5"))
+            downloads.download(wrong.get("address", address), goal, wrong.get("md5"))
         assert f"curl -L -o {goal} {address}" in str(error.value)
         assert not list(goal.parent.iterdir()), "something half-made was left behind"
     monkeypatch.setattr(LRA["image"], "published", (address, "cifar-10-binary.tar.gz", "0" * 32))
@@ -571,10 +572,10 @@ class Response(io.BytesIO):
 def test_a_download_cut_short_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **options: Response(bytes(999)))
     with pytest.raises(ValueError, match="only 999 of 1,000 bytes came"):
-        lra_data.download("http://nowhere/file", tmp_path / "file")
+        downloads.download("http://nowhere/file", tmp_path / "file")
     assert not list(tmp_path.iterdir()), "something half-made was left behind"
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **options: Response(bytes(1000)))
-    lra_data.download("http://nowhere/file", tmp_path / "file")
+    downloads.download("http://nowhere/file", tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == bytes(1000)
 
 
@@ -606,15 +607,15 @@ def test_an_archive_writes_files_and_only_where_they_belong(tmp_path, kind):
     path.write_bytes(packed(good, strange, ("x/tsv_data/last", tarfile.REGTYPE, 4, b"last")))
     if kind == "a path out of it":
         with pytest.raises(ValueError, match="release.gz: no whole archive .*outside"):
-            lra_data.unpack(path, data, "tsv_data")
+            downloads.unpack(path, data, "tsv_data")
         assert [found.name for found in tmp_path.rglob("*")] == ["data", "release.gz"]
     else:
-        lra_data.unpack(path, data, "tsv_data")
+        downloads.unpack(path, data, "tsv_data")
         files = {"good": b"good", "last": b"last"} | ({"evil": b"evil"} if kind == "an absolute path" else {})
         assert {found.name: found.read_bytes() for found in (data / "tsv_data").iterdir()} == files
         assert {found.name for found in tmp_path.rglob("*")} == {"data", "release.gz", "tsv_data", *files}
     before = sorted(tmp_path.rglob("*"))
-    members = dict(lra_data.archive(path))
+    members = dict(downloads.archive(path))
     assert members.keys() - {name} == {"x/tsv_data/good", "x/tsv_data/last"} and sorted(tmp_path.rglob("*")) == before
     assert (name in members) == (kind not in STRANGE)
 
@@ -622,12 +623,12 @@ def test_an_archive_writes_files_and_only_where_they_belong(tmp_path, kind):
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path):
     path = tmp_path / "release.gz"
     path.write_bytes(packed(("tsv_data/a", tarfile.REGTYPE, 3 << 20, bytes(3 << 20))))
-    for read in (lra_data.unpack, lambda path, folder, wanted, limit: list(lra_data.archive(path, limit))):
+    for read in (downloads.unpack, lambda path, folder, wanted, limit: list(downloads.archive(path, limit))):
         with pytest.raises(ValueError, match="release.gz: no whole archive .*unpacks to more than 2,000,000 bytes"):
             read(path, tmp_path, "tsv_data", limit=2_000_000)
     assert path.stat().st_size < 10_000 and list(tmp_path.iterdir()) == [path]
-    lra_data.unpack(path, tmp_path, "tsv_data", limit=4_000_000)
-    assert len(dict(lra_data.archive(path, 4_000_000))["tsv_data/a"]) == 3 << 20
+    downloads.unpack(path, tmp_path, "tsv_data", limit=4_000_000)
+    assert len(dict(downloads.archive(path, 4_000_000))["tsv_data/a"]) == 3 << 20
 
 
 @pytest.mark.parametrize("kind", (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE))
@@ -635,7 +636,7 @@ def test_a_name_of_megabytes_is_refused_before_it_takes_the_memory(tmp_path, kin
     (tmp_path / "release.gz").write_bytes(packed(("tsv_data/a", kind, 2 << 20, b"a" * (2 << 20)),
                                                  ("tsv_data/b", tarfile.REGTYPE, 0, b"")))
     with pytest.raises(ValueError, match="release.gz: no whole archive .*a header of 2,097,152 bytes"):
-        lra_data.unpack(tmp_path / "release.gz", tmp_path, "tsv_data")
+        downloads.unpack(tmp_path / "release.gz", tmp_path, "tsv_data")
 
 
 @pytest.mark.slow
@@ -645,7 +646,7 @@ def test_an_archive_of_many_gigabytes_takes_a_bounded_memory(tmp_path):
         for _ in range(3 << 10):
             file.write(bytes(1 << 20))
     with bounded(3 << 30), pytest.raises(ValueError, match="ValueError: unpacks to more than 1,073,741,824 bytes"):
-        list(lra_data.archive(tmp_path / "bomb.tar.gz"))
+        list(downloads.archive(tmp_path / "bomb.tar.gz"))
 
 
 def test_the_release_is_unpacked_safely(tmp_path, monkeypatch):
@@ -994,7 +995,7 @@ def test_an_epoch_has_every_row_once_in_another_order(tmp_path):
 def test_rows_meet_others_in_every_epoch(tmp_path):
     """Were all rows sorted by length at once, those of a batch would never part."""
     made = task("text", tmp_path)
-    filled(made, {split: [(0, b"a" * n) for n in range(1, 1001)] for split in lra_data.SPLITS})
+    filled(made, {split: [(0, b"a" * n) for n in range(1, 1001)] for split in arena.SPLITS})
     stream, epochs = made.stream(0, 2), []
     for epoch in range(2):
         stream.seek((epoch, 0))
@@ -1323,7 +1324,7 @@ def overfit(made, steps, rows=64):
     texts, k = documents(data), made.documents
     chosen = [(data.labels[row], *texts[row * k:row * k + k])
               for row in np.linspace(0, len(data.labels) - 1, rows).astype(int)]
-    filled(made, {split: chosen for split in lra_data.SPLITS})
+    filled(made, {split: chosen for split in arena.SPLITS})
     torch.manual_seed(0)
     model, stream = made.model(), made.stream(0, 32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0)
@@ -1347,7 +1348,7 @@ def test_64_real_reviews_are_learnt_by_heart():
 
 def test_64_generated_rows_are_learnt_by_heart(tmp_path):
     """The same where there are no real files: ListOps, the first 32 tokens of each."""
-    lra_data.generate_listops(tmp_path / "listops", (64, 1, 1))
+    arena.generate_listops(tmp_path / "listops", (64, 1, 1))
     made = LRA["listops"](dict(LRA["listops"].recipes["tiny"], length=32, H=32, P=32), tmp_path)
     assert overfit(made, steps=300) == 100
 

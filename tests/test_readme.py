@@ -14,7 +14,7 @@ import train
 from gril import GRIL
 from tasks import Task, gradient_descent
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 
 
@@ -44,14 +44,14 @@ def quoted(cell):
 def broken(path):
     """Everything in the table that does not exist, as sentences."""
     wrong, seen = [], []
-    tests = {name for file in ROOT.glob("test_*.py") for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)}
+    tests = {name for file in (ROOT / "test_gril.py", *ROOT.glob("tests/test_*.py")) for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)}
     for paper, _, function, file, test, command in rows(path):
         seen += [f"{kind} {number}" for kind, numbers in re.findall(r"(Eq\.|Proposition|Definition|Fig\.|Table) ([^;]+)", paper)
                  for number in spread(numbers)]
         modules = []
         for name in quoted(file):
             if (ROOT / name).exists():
-                modules.append(importlib.import_module(Path(name).stem))
+                modules.append(importlib.import_module(name.removesuffix(".py").replace("/", ".")))
             else:
                 wrong.append(f"{paper}: no file {name}")
         for name in quoted(function):

@@ -24,18 +24,20 @@ import torch.nn.functional as F
 from torch import nn
 
 import lm
-import tokens
-import train
+from files import tokens
+from files import runs
+from machine import cost
 from baselines import LRU, MLP, S5, Attention, Mamba, Mixer, RecurrentBlock
-from gril import GrilMixer, parameters
+from baselines import parameters
+from gril import GrilMixer
 from lm import LM, MIXERS, RECIPES, HeadLoss, LanguageModel, as_text, generate
 from test_baselines import leaves
 from test_gril import agree
 from test_lra import ROUNDS, fuzz, modules
-from tokens import BPE, Bytes, cuts, encode_file, prepare, splitter
+from files.tokens import BPE, Bytes, cuts, encode_file, prepare, splitter
 
 f64 = torch.float64
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("GRIL_DATA", "/nowhere"))
 real = pytest.mark.skipif(not (DATA / "gpt2" / "vocab.bpe").exists(), reason="GRIL_DATA has no gpt2/vocab.bpe")
 real_wikitext = pytest.mark.skipif(not (DATA / "wikitext-2" / "wiki.valid.tokens").exists() or
@@ -781,10 +783,10 @@ def test_a_gpu_takes_the_loss_in_larger_parts():
     """Every part reads and writes all of dE: 4,096 tokens of GPT-2's vocabulary are one part there, 13 on a CPU."""
     with torch.device("meta"):
         x, E, y = torch.empty(4096, 8), torch.empty(50257, 8), torch.empty(4096, dtype=torch.long)
-    with train.OneDevice() as device:
+    with cost.OneDevice() as device:
         HeadLoss.apply(x, E, y, False)
     one = device.kernels
-    with train.OneDevice() as device:
+    with cost.OneDevice() as device:
         HeadLoss.apply(x, E, y, False, 1 << 24)
     assert device.kernels == 13 * (one - 1) + 1                                 # the last one divides by the tokens
 
@@ -1111,12 +1113,12 @@ def run(tmp_path_factory):
     task = text_file(folder / "data", LOBSTER)
     net = learn(task, "gril", 60)
     (folder / "config.json").write_text(json.dumps(dict(task.recipe, task="text_file", model="gril", seed=0)))
-    train.save(folder / "weights.pt", net.state_dict())
+    runs.save(folder / "weights.pt", net.state_dict())
     return folder
 
 
 def command(*arguments):
-    return [sys.executable, str(HERE / "lm.py"), *map(str, arguments)]
+    return [sys.executable, str(ROOT / "lm.py"), *map(str, arguments)]
 
 
 def test_generate_as_typed(run, capsys):
@@ -1155,21 +1157,21 @@ def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
         with pytest.raises(SystemExit, match=message):
             lm.main(["generate", str(tmp_path)])
     refused("has no weights yet .*--resume")
-    train.save(tmp_path / "last.pt", dict(model=net.state_dict(), step=3))      # a run that is not finished
+    runs.save(tmp_path / "last.pt", dict(model=net.state_dict(), step=3))      # a run that is not finished
     for a, b in zip(lm.load(tmp_path)[1].parameters(), net.parameters()):
         assert torch.equal(a, b)
     assert task.recipe == {key: config[key] for key in RECIPES["tiny"]}
     for i, name in enumerate(("weights.pt", "best.pt"), 1):     # each comes before those before it
-        train.save(tmp_path / name, {key: x + i for key, x in net.state_dict().items()})
+        runs.save(tmp_path / name, {key: x + i for key, x in net.state_dict().items()})
         assert torch.equal(lm.load(tmp_path)[1].embed.weight, net.embed.weight + i), name
         assert not lm.load(tmp_path)[1].training
     for name in ("weights.pt", "best.pt"):
         (tmp_path / name).unlink()
     (tmp_path / "config.json").write_text(json.dumps(dict(config, H=32)))
     refused("does not fit the model of config.json")
-    train.save(tmp_path / "last.pt", 3)
+    runs.save(tmp_path / "last.pt", 3)
     refused("does not fit the model of config.json")
-    train.save(tmp_path / "last.pt", dict(model=Hostile()))
+    runs.save(tmp_path / "last.pt", dict(model=Hostile()))
     refused("last.pt is refused: it is no file of tensors and plain values")
     (tmp_path / "last.pt").write_bytes((run / "weights.pt").read_bytes()[:-40])
     refused("last.pt is damaged: its checksum")

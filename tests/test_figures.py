@@ -18,15 +18,15 @@ import torch
 from matplotlib.collections import LineCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 
-import comparisons
-import drawings
 import figures
-import plots
+from pictures import comparisons, drawings, plots, trained
+from pictures.run import draw_curves, draw_run
 import tasks
 import train
+from files import runs
 from gril import MultistepGRIL, construct_multistep, gril_loop
 from lra import LRA
-from plots import curves, flattened, minutes, pm, spread
+from pictures.plots import curves, flattened, minutes, pm, spread
 from tasks import TASKS, as_learner, as_predictor, closed_form, gradient_descent
 from test_gril import agree
 
@@ -68,8 +68,8 @@ def nothing_is_tuned(monkeypatch):
     monkeypatch.setattr(tasks, "_TUNED", {})
     for module in (tasks, figures):
         monkeypatch.setattr(module, "tune", lambda family, start, task: list(start))
-    monkeypatch.setattr(plots, "ProcessPoolExecutor", InProcess)
-    monkeypatch.setattr(plots, "tqdm", lambda jobs, **options: jobs)
+    monkeypatch.setattr(trained, "ProcessPoolExecutor", InProcess)
+    monkeypatch.setattr(trained, "tqdm", lambda jobs, **options: jobs)
 
 
 class Canned:
@@ -110,7 +110,7 @@ class Canned:
             if isinstance(network, MultistepGRIL):
                 construct_multistep(network, torch.tensor(result["gain"]), config["n"])
                 network.Q.data[-1, 1] *= 2
-            train.save(folder / "weights.pt", network.state_dict())
+            runs.save(folder / "weights.pt", network.state_dict())
         (folder / "result.json").write_text(json.dumps(result))
         with open(folder / "metrics.csv", "w", newline="") as file:
             writer = csv.writer(file)
@@ -248,7 +248,7 @@ def shown(tmp_path_factory):
             return scores
         with watched() as seen, pytest.MonkeyPatch.context() as patch:
             patch.chdir(tmp_path_factory.mktemp(name))
-            patch.setattr(plots, "run", now.make)
+            patch.setattr(trained, "run", now.make)
             patch.setattr(figures, "evaluate", score)
             patch.setattr("builtins.print", lambda text: printed.append(text))
             figures.main([name] + ["--quick"] * (name in SHORT))
@@ -346,7 +346,7 @@ BASE = dict(task="nd_regression", model="s5", lr=1e-3, recurrent_lr=1e-3, steps=
     dict(f=5)))
 def test_runs_that_differ_in_one_setting_are_two_runs(canned, change):
     both = BASE, {**BASE, **change}
-    results = plots.runs(both, False)
+    results = trained.runs(both, False)
     for result, asked in zip(results, both):
         assert asked.items() <= result.items()
         assert result["loss"] == canned.one(**{**dict(f=10, n=10, width=32), **asked})["loss"]
@@ -354,15 +354,15 @@ def test_runs_that_differ_in_one_setting_are_two_runs(canned, change):
 
 
 def test_a_run_is_made_once_and_its_defaults_need_not_be_said(canned):
-    first = plots.runs([BASE, dict(task="nd_regression", seed=0)], False)
-    again = plots.runs([dict(task="nd_regression", seed=0, f=10, n=10, model="gril"), BASE], False)
+    first = trained.runs([BASE, dict(task="nd_regression", seed=0)], False)
+    again = trained.runs([dict(task="nd_regression", seed=0, f=10, n=10, model="gril"), BASE], False)
     assert again == first[::-1] and len(canned.made) == 2
 
 
 def test_a_run_that_was_stopped_is_made_anew(canned):
-    (done,) = plots.runs([BASE], False)
+    (done,) = trained.runs([BASE], False)
     (done["folder"] / "result.json").unlink()
-    assert plots.runs([BASE], False) == [done] and len(canned.made) == 2
+    assert trained.runs([BASE], False) == [done] and len(canned.made) == 2
 
 
 @pytest.mark.parametrize("options", (
@@ -371,22 +371,22 @@ def test_a_run_that_was_stopped_is_made_anew(canned):
     dict(task="image", steps=400, max_phase=2 * math.pi, gate="real", J=1, seed=0),
     dict(task="multistep_regression", layers=3, seed=4)))
 def test_a_run_gets_the_settings_that_were_asked_for(canned, options):
-    (result,) = plots.runs([options], False)
+    (result,) = trained.runs([options], False)
     assert options.items() <= result.items() and result["threads"] == 1
 
 
 def test_as_many_runs_at_a_time_as_workers(canned, monkeypatch):
     monkeypatch.setenv("GRIL_WORKERS", "7")
-    plots.runs([BASE], False)
+    trained.runs([BASE], False)
     assert InProcess.workers[-1] == 7
 
 
 @pytest.mark.parametrize("options", (
     BASE, dict(task="image", seed=0), dict(task="wikitext2", seed=0)))
 def test_quick_runs_are_short_and_not_taken_for_the_long_ones(canned, options):
-    quick, long = plots.runs([options], True), plots.runs([options], False)
+    quick, long = trained.runs([options], True), trained.runs([options], False)
     assert quick[0]["steps"] <= 20 < long[0]["steps"] and len(canned.made) == 2
-    assert plots.runs([dict(options, steps=3)], True)[0]["steps"] == 3
+    assert trained.runs([dict(options, steps=3)], True)[0]["steps"] == 3
 
 
 def test_a_rate_that_diverges_is_noted_as_such(canned, monkeypatch):
@@ -394,13 +394,13 @@ def test_a_rate_that_diverges_is_noted_as_such(canned, monkeypatch):
         args.out.mkdir(parents=True)
         raise FloatingPointError("step 3")
     monkeypatch.setattr(train, "train", diverge)
-    assert plots.runs([BASE], False, sweep=True)[0]["diverged"] == "step 3"
+    assert trained.runs([BASE], False, sweep=True)[0]["diverged"] == "step 3"
     with pytest.raises(ValueError, match="lr0.001.*: step 3"):
-        plots.runs([BASE], False)
+        trained.runs([BASE], False)
 
 
 def test_a_picture_that_shows_nothing_yet_is_not_put_among_the_others(canned):
-    assert str(plots.place("a.png", False)) == "images/a.png"
+    assert str(plots.place("a.png", False)) == "docs/images/a.png"
     assert str(plots.place("a.png", True)) == "runs/figures/a-quick.png"
 
 
@@ -410,7 +410,7 @@ def test_every_figure_in_its_quick_form(canned, monkeypatch, capsys, name):
     figures.main([name, "--quick"])
     assert read_tables(capsys.readouterr().out)
     assert all(r["steps"] <= 20 and r["seed"] == 0 for r in canned.made)
-    assert plots.place(f"{name}.png", True).exists() and not plots.Path("images").exists()
+    assert plots.place(f"{name}.png", True).exists() and not plots.Path("docs/images").exists()
 
 
 def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, monkeypatch):
@@ -881,7 +881,7 @@ SIZES = {("nd_regression", "gril"): 9 + 2 * 3, ("scalar_regression", "gril"): 3,
 def test_what_each_run_carries(canned, task, model):
     """GRIL's Z and two tokens; for the transformer a cache of the whole prompt."""
     wide = {} if model == "gril" else dict(width=16)
-    (result,) = plots.runs([dict(task=task, model=model, f=3, n=4, **wide, seed=0)], False)
+    (result,) = trained.runs([dict(task=task, model=model, f=3, n=4, **wide, seed=0)], False)
     assert comparisons.carried(result["folder"]) == SIZES[task, model]
 
 
@@ -1103,11 +1103,11 @@ def test_prompt_shows_the_trained_layer_and_gradient_descent_after_every_example
     ("multistep_regression", "gril", ()), ("softmax_classification", "gril", ("Q", "q", "A")),
     ("nd_regression", "griffin_lp", ())))
 def test_the_picture_of_a_run_is_of_its_losses_predictions_and_weights(canned, task, model, panels):
-    (result,) = plots.runs([dict(task=task, model=model, seed=1)], False)
+    (result,) = trained.runs([dict(task=task, model=model, seed=1)], False)
     kind, network, _ = train.load(result["folder"])
     learned, aims = tasks.recovered(network, kind.N), tasks.recovered(kind.constructed(), kind.N)
     with watched() as seen:
-        assert plots.draw_run(result["folder"]).exists()
+        assert draw_run(kind, network, result).exists()
     left, middle, *matrices = seen.figures[0].axes
     (batch,) = seen.sampled
     ours = tasks.query(network, batch.s)
@@ -1122,17 +1122,17 @@ def test_the_picture_of_a_run_is_of_its_losses_predictions_and_weights(canned, t
     assert "gradient descent" in middle.get_xlabel()
     assert middle.get_title() == f"cosine {result['cosine']:.4f}"
     assert len(matrices) == 2 * len(panels)
-    for key, trained, constructed in zip(panels, matrices[::2], matrices[1::2]):
-        assert "trained" in trained.get_title() and "constructed" in constructed.get_title()
-        for ax, M in ((trained, learned[key]), (constructed, aims[key])):
+    for key, ours, theirs in zip(panels, matrices[::2], matrices[1::2]):
+        assert "trained" in ours.get_title() and "constructed" in theirs.get_title()
+        for ax, M in ((ours, learned[key]), (theirs, aims[key])):
             M = torch.atleast_2d(M[0] if M.ndim == 3 else M)
             assert ax.images[0].get_array().tolist() == M.tolist()
 
 
 def test_the_picture_of_a_run_without_a_construction_is_of_its_curves(canned):
-    (result,) = plots.runs([dict(task="image", seed=0)], False)
+    (result,) = trained.runs([dict(task="image", seed=0)], False)
     with watched() as seen:
-        assert plots.draw_curves(result).exists()
+        assert draw_curves(result).exists()
     left, right = seen.figures[0].axes
     same([*drawn(left)["train loss"][0], *drawn(left)["loss"][0]],
          [*curves([result], "train_loss")[1], *curves([result], "loss")[1]])

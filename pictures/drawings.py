@@ -11,7 +11,8 @@ from matplotlib.animation import PillowWriter
 
 import train
 from gril import GrilMixer, states, window
-from plots import BLUE, GREEN, GREY, ORANGE, RED, finish, place, print_table, runs
+from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, finish, place, print_table
+from pictures.trained import runs
 from tasks import Task, gradient_descent
 
 

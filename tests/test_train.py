@@ -32,12 +32,15 @@ import lm
 import lra
 import tasks
 import train
-from gril import Block, GrilMixer, known
+from files import runs
+from machine import cost
+from gril import Block, GrilMixer
+from machine.errors import known
 from tasks import Task
 from test_lm import Hostile, text_file
 from test_lra import ROUNDS, fuzz, write_listops
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 
 
 # -------------------------------------------------------------------------------------------------- a task with files
@@ -210,10 +213,10 @@ def contents(folder):
     """Everything of a finished run but the clock: result, metrics, weights, optimiser, best."""
     result = json.loads((folder / "result.json").read_text())
     del result["seconds"]
-    last = train.read(folder / "last.pt")
+    last = runs.read(folder / "last.pt")
     tensors = {"last": last["model"], "best": last["best"]["weights"] or {}, "moments": {
         f"{i}.{k}": v for i, state in last["optimizer"]["state"].items() for k, v in state.items()}}
-    tensors["kept"] = train.read(folder / ("best.pt" if last["best"]["weights"] else "weights.pt"))
+    tensors["kept"] = runs.read(folder / ("best.pt" if last["best"]["weights"] else "weights.pt"))
     return (result, (folder / "metrics.csv").read_text(),
             {(kind, name): value for kind, table in tensors.items() for name, value in table.items()})
 
@@ -275,7 +278,7 @@ def kill_at_random(words, folder, whole, kills, seconds):
             break
         if code == 0:                                           # it came to its end: begin again
             shutil.rmtree(folder)
-        steps.update(train.read(path)["step"] for path in [folder / "last.pt"] if path.exists())
+        steps.update(runs.read(path)["step"] for path in [folder / "last.pt"] if path.exists())
     assert met == kills
     assert run(folder, *words, "--resume")[0] == 0
     assert_same(folder, whole)
@@ -317,7 +320,7 @@ def test_a_signal_finishes_the_step_and_says_how_to_go_on(whole, tmp_path, actio
     words, folder = whole["toy"]
     got, said = run(tmp_path / "run", *words, "--force", fault=("loss", 13, action))
     assert got == code and "stopped after step 13; go on with" in said
-    assert train.read(tmp_path / "run/last.pt")["step"] == 13 and not (tmp_path / "run/result.json").exists()
+    assert runs.read(tmp_path / "run/last.pt")["step"] == 13 and not (tmp_path / "run/result.json").exists()
     command = said.splitlines()[-1].split()
     assert command[:2] == ["python", "train.py"] and "--force" not in command
     assert finish(start(command[2:], tmp_path / "log")) == 0
@@ -328,14 +331,14 @@ def test_a_signal_finishes_the_step_and_says_how_to_go_on(whole, tmp_path, actio
 def test_a_second_signal_leaves_at_once(whole, tmp_path, action, number):
     code, said = run(tmp_path / "run", *whole["toy"][0], fault=("loss", 13, functools.partial(twice, action)))
     assert code == -number and "once more to leave at once" in said
-    assert train.read(tmp_path / "run/last.pt")["step"] == 10
+    assert runs.read(tmp_path / "run/last.pt")["step"] == 10
 
 
 def test_a_full_disk_stops_the_run_and_keeps_the_checkpoint(whole, tmp_path):
     words, folder = whole["toy"]
     code, said = run(tmp_path / "run", *words, fault=("loss", 13, fill_disk))
     assert code == 1 and "File too large. What was written before is whole: make room, then --resume" in said
-    assert train.read(tmp_path / "run/last.pt")["step"] == 10 and not list((tmp_path / "run").glob("*.part"))
+    assert runs.read(tmp_path / "run/last.pt")["step"] == 10 and not list((tmp_path / "run").glob("*.part"))
     assert run(tmp_path / "run", *words, "--resume")[0] == 0
     assert_same(tmp_path / "run", folder)
 
@@ -359,7 +362,7 @@ def flip(data):
 
 
 def saved(state):
-    train.save(Path("saved"), state)
+    runs.save(Path("saved"), state)
     return Path("saved").read_bytes()
 
 
@@ -390,7 +393,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_taken(whole, stop
 def test_fuzzed_checkpoints_are_read_or_refused(stopped, tmp_path, monkeypatch, rounds):
     (tmp_path / "run").mkdir()
     shutil.copy(stopped / "best.pt", tmp_path / "run")
-    fuzz(tmp_path / "run", rounds, lambda: train.read(tmp_path / "run/best.pt"), monkeypatch)
+    fuzz(tmp_path / "run", rounds, lambda: runs.read(tmp_path / "run/best.pt"), monkeypatch)
 
 
 def test_a_damaged_checkpoint_never_displaces_the_good_one(whole, stopped, tmp_path):
@@ -399,7 +402,7 @@ def test_a_damaged_checkpoint_never_displaces_the_good_one(whole, stopped, tmp_p
     shutil.copytree(stopped, tmp_path / "run")
     (tmp_path / "run/last.pt").write_bytes(b"")
     assert run(tmp_path / "run", *words, "--resume", fault=("loss", 3, fill_disk))[0] == 1
-    assert train.read(tmp_path / "run/last.pt")["step"] == 20
+    assert runs.read(tmp_path / "run/last.pt")["step"] == 20
     assert run(tmp_path / "run", *words, "--resume")[0] == 0
     assert_same(tmp_path / "run", folder)
 
@@ -437,12 +440,12 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_differs(whole, stopped
 
 
 def test_a_resumed_run_may_change_its_machine_and_no_number(stopped):
-    config = train.read(stopped / "last.pt")["config"]
+    config = runs.read(stopped / "last.pt")["config"]
     may = {"device", "threads", "accumulate", "checkpoint_every"}
     assert config.keys() > {"batch", "lr", "recurrent_lr", "warmup", "clip", "dropout"} | may
     for name in config:
         try:
-            refused = not train.read_checkpoint(stopped, dict(config, **{name: "another"}))
+            refused = not runs.read_checkpoint(stopped, dict(config, **{name: "another"}))
         except ValueError as error:
             refused = f"({name}: {config[name]} there, another here)" in str(error)
         assert refused == (name not in may), name
@@ -450,10 +453,10 @@ def test_a_resumed_run_may_change_its_machine_and_no_number(stopped):
 
 def test_seconds_count_on_after_a_stop(whole, stopped, tmp_path):
     shutil.copytree(stopped, tmp_path / "run")
-    state = train.read(stopped / "last.pt")
-    train.save(tmp_path / "run/last.pt", dict(state, seconds=state["seconds"] + 5000))
+    state = runs.read(stopped / "last.pt")
+    runs.save(tmp_path / "run/last.pt", dict(state, seconds=state["seconds"] + 5000))
     result = train.main([*whole["toy"][0], "--out", str(tmp_path / "run"), "--resume"])
-    for seconds in (result["seconds"], train.read(tmp_path / "run/last.pt")["seconds"]):
+    for seconds in (result["seconds"], runs.read(tmp_path / "run/last.pt")["seconds"]):
         assert state["seconds"] + 5000 < seconds < state["seconds"] + 5000 + 300
 
 
@@ -463,7 +466,7 @@ def test_force_leaves_nothing_of_the_run_before(whole, tmp_path):
     for name in ("previous.pt", "weights.pt", "figure.png"):
         (tmp_path / "run" / name).touch()
     args = train.arguments([*SHORT, "--force", "--out", str(tmp_path / "run")])
-    train.run_folder(args, dict(task="nd_regression"))
+    runs.run_folder(args, dict(task="nd_regression"))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
     assert json.loads((tmp_path / "run/config.json").read_text())["task"] == "nd_regression"
 
@@ -537,7 +540,7 @@ def test_a_lost_process_ends_the_other_and_the_run_goes_on(exact, pair, tmp_path
     code, said = ended[1 - lost]
     assert ended[lost][0] == -signal.SIGKILL and code == 1
     assert f"train.py: process {1 - lost} of 2: " in said and "start the same command again with --resume" in said
-    assert train.read(tmp_path / "run/last.pt")["step"] == 10
+    assert runs.read(tmp_path / "run/last.pt")["step"] == 10
     assert [code for code, _ in together(tmp_path / "run", [*exact, "--resume"])] == [0, 0]
     assert_same(tmp_path / "run", pair[0])
 
@@ -571,7 +574,7 @@ def test_torchrun_loses_a_worker_and_goes_on(exact, pair, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     (tmp_path / "faulty.py").write_text(f"""
 import os, sys
-sys.path.insert(0, {str(HERE)!r})
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
 import test_train
 fault = ("loss", 13, test_train.kill) if os.environ["RANK"] == "1" else None
 test_train.child({words!r}, {str(tmp_path)!r} + "/log" + os.environ["RANK"], {{}}, fault)
@@ -579,7 +582,7 @@ test_train.child({words!r}, {str(tmp_path)!r} + "/log" + os.environ["RANK"], {{}
     lost = subprocess.run([*command, tmp_path / "faulty.py"], capture_output=True, text=True, timeout=300)
     assert lost.returncode == 1 and "Signal 9 (SIGKILL)" in lost.stderr and not (tmp_path / "run/result.json").exists()
     assert "train.py: process 0 of 2: " in (tmp_path / "log0").read_text()
-    resumed = subprocess.run([*command, HERE / "test_train.py", *words, "--resume"], capture_output=True, timeout=300)
+    resumed = subprocess.run([*command, __file__, *words, "--resume"], capture_output=True, timeout=300)
     assert resumed.returncode == 0
     assert_same(tmp_path / "run", pair[0])
 
@@ -614,9 +617,9 @@ def test_early_stopping_and_the_best_weights(data, tmp_path, monkeypatch, higher
     result = train.main([*TOY, "--data", data, "--out", str(tmp_path / "run")])
     assert (len(seen) == chosen + 2 and result["best_step"] == 5 * chosen
             and result["validation_accuracy"] == validation[chosen - 1])
-    best = train.read(tmp_path / "run/best.pt")
+    best = runs.read(tmp_path / "run/best.pt")
     assert all(torch.equal(best[name], value) for name, value in seen[chosen - 1].items())
-    last = train.read(tmp_path / "run/last.pt")
+    last = runs.read(tmp_path / "run/last.pt")
     assert last["step"] == 5 * (chosen + 2) and not torch.equal(last["model"]["0.weight"], best["0.weight"])
     again = train.main([*TOY, "--data", data, "--out", str(tmp_path / "run"), "--resume"])      # over is over
     assert len(seen) == chosen + 2 and again["test_accuracy"] == result["test_accuracy"]
@@ -680,7 +683,7 @@ def test_a_run_is_adamw_on_fresh_clipped_gradients(data, tmp_path, monkeypatch, 
         assert float(rows[step]["lr"]) == pytest.approx(share * 1e-2)
         assert float(rows[step]["loss"]) == pytest.approx(task.score(model, "val")[0], abs=1e-6)
     assert min(norms) < (clip or 1) < max(norms)                # some were clipped, some left alone
-    weights = train.read(tmp_path / "run/last.pt")["model"]
+    weights = runs.read(tmp_path / "run/last.pt")["model"]
     for name, p in named.items():
         torch.testing.assert_close(weights[name], p.data, rtol=0, atol=1e-5)
 
@@ -759,7 +762,7 @@ def test_bfloat16_autocast_keeps_float32_weights(data, tmp_path):
                     "--steps", "5", "--dropout", "0"])
     low, full = (torch.tensor(losses(tmp_path / name)) for name in ("low", "full"))
     assert not torch.equal(low, full) and (low - full).abs().max() < 0.05
-    assert {value.dtype for value in train.read(tmp_path / "low/last.pt")["model"].values()} == {torch.float32}
+    assert {value.dtype for value in runs.read(tmp_path / "low/last.pt")["model"].values()} == {torch.float32}
 
 
 # --------------------------------------------------------------------------------------------------- numbers gone wrong
@@ -775,7 +778,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_good_weights(tmp_path
     with pytest.raises(SystemExit, match=r"step 7: the loss is nan.*first not finite in A \(group recurrent\).*"
                                          r"batch is number 7 of seed 0\..*weights\.pt"):
         train.main(["--task", "nd_regression", "--steps", "50", "--quiet", "--out", str(tmp_path / "run")])
-    weights = train.read(tmp_path / "run/weights.pt")
+    weights = runs.read(tmp_path / "run/weights.pt")
     assert all(w.isfinite().all() for w in weights.values()) and not (tmp_path / "run/result.json").exists()
 
 
@@ -797,11 +800,11 @@ def test_a_gradient_that_is_not_finite_names_the_batch(data, tmp_path, monkeypat
                                          r"its gradient is first not finite in 1\.mixer\.\w+ \(group recurrent\).*"
                                          r"number 14 of seed 0, ending at \[1, 24\] of the data"):
         train.main([*TOY, "--data", data, "--out", str(tmp_path / "run")])
-    good, last = train.read(tmp_path / "run/weights.pt"), train.read(tmp_path / "run/last.pt")
+    good, last = runs.read(tmp_path / "run/weights.pt"), runs.read(tmp_path / "run/last.pt")
     assert last["step"] == 10 and all(value.isfinite().all() for value in good.values())
     assert not torch.equal(good["0.weight"], last["model"]["0.weight"])         # of step 14, not of the checkpoint
     assert run(tmp_path / "stopped", *TOY, "--data", data, fault=("loss", 14, terminate))[0] == 143
-    stopped = train.read(tmp_path / "stopped/last.pt")
+    stopped = runs.read(tmp_path / "stopped/last.pt")
     assert stopped["step"] == 14 and all(torch.equal(value, stopped["model"][name]) for name, value in good.items())
 
 
@@ -818,7 +821,7 @@ def test_the_parameter_that_went_wrong_is_named_and_no_other(data, tmp_path, mon
     with pytest.raises(SystemExit, match=r"step 0: the loss is 0\.\d+, .*first not finite in 2\.weight \(group other\).*"
                                          r"number 0 of seed 0"):
         train.main([*TOY, "--data", data, "--clip", clip, "--out", str(tmp_path / "run")])
-    assert all(w.isfinite().all() for w in train.read(tmp_path / "run/weights.pt").values())
+    assert all(w.isfinite().all() for w in runs.read(tmp_path / "run/weights.pt").values())
     with pytest.raises(SystemExit, match=r"--dtype float64: float32 ends at 3e38" if value == math.inf else r"may help$"):
         train.main([*TOY, "--data", data, "--clip", clip, "--out", str(tmp_path / "run"), "--force"])
 
@@ -881,7 +884,7 @@ def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
 
 
 def test_the_dry_run_counts_kernels_but_no_views_and_allocations():
-    with train.OneDevice() as device:
+    with cost.OneDevice() as device:
         x = torch.empty(4, 6, device="meta")
         y = x.mT.flatten()[1:].view(23)                                         # one copy, made by flatten
         z = y * 2
@@ -896,15 +899,15 @@ def test_the_dry_run_takes_inductors_count_for_each_layers_recurrence():
     few, many = (train.main(["--task", "wikitext2", "--layers", str(n), "--dry-run"]) for n in (2, 4))
     with torch.device("meta"):
         mixer = train.GrilMixer(128, 64, 16)
-    inside = train.recurrence_kernels(mixer, (8, 256))
-    assert many["kernels"] - few["kernels"] > 2 * inside > 2 * train.FUSED["complex"]
-    assert few["kernels"] - few["compiled"] == 2 * (inside - train.FUSED["complex"])
+    inside = cost.recurrence_kernels(mixer, (8, 256))
+    assert many["kernels"] - few["kernels"] > 2 * inside > 2 * cost.FUSED["complex"]
+    assert few["kernels"] - few["compiled"] == 2 * (inside - cost.FUSED["complex"])
     shared = train.main(["--task", "wikitext2", "--layers", "2", "--accumulate", "2", "--dry-run"])
     assert shared["kernels"] == 2 * few["kernels"]                              # each turn launches all of them
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gate", train.FUSED)
+@pytest.mark.parametrize("gate", cost.FUSED)
 def test_inductor_makes_as_few_kernels_as_the_dry_run_says(gate):
     mixer, (v, k, u) = GrilMixer(64, 128, 32, gate=gate), torch.randn(3, 4, 1024, 32, 4, requires_grad=True).unbind()
 
@@ -916,7 +919,7 @@ def test_inductor_makes_as_few_kernels_as_the_dry_run_says(gate):
     with torch._inductor.utils.fresh_inductor_cache():
         o = torch.compile(recur, fullgraph=True, dynamic=False)(v, k, u)
         o.backward(torch.randn_like(o))
-    assert metrics.generated_kernel_count <= train.FUSED[gate] <= 110
+    assert metrics.generated_kernel_count <= cost.FUSED[gate] <= 110
 
 
 PAPER_KERNELS = dict(wikitext103=12_000, listops=5_000, text=5_000, retrieval=5_000, image=5_000, pathfinder=5_000)
@@ -1004,7 +1007,7 @@ def test_nothing_grows_with_the_steps(data, tmp_path, monkeypatch, task, steps):
 def test_the_smallest_tasks_and_targets_all_equal(tmp_path, monkeypatch, capsys, task, sizes):
     """One feature, one example, one task a step; targets that are all 0, so that gradient descent is right from the start."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("plots.draw_run", lambda folder: "none")
+    monkeypatch.setattr("train.draw_run", lambda *run: "none")
     result = train.main(["--task", task, *sizes.split(), "--steps", "5", "--tasks", "50", "--out", "run"])
     assert all(math.isfinite(value) for value in result.values() if isinstance(value, float))
     assert "zero predictor" in capsys.readouterr().out
@@ -1046,7 +1049,7 @@ def test_same_seed_same_bits(tmp_path):
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         train.main([*SHORT, "--seed", seed, "--out", str(tmp_path / name)])
     assert_same(tmp_path / "a", tmp_path / "b")
-    assert not torch.equal(train.read(tmp_path / "a/weights.pt")["Q"], train.read(tmp_path / "c/weights.pt")["Q"])
+    assert not torch.equal(runs.read(tmp_path / "a/weights.pt")["Q"], runs.read(tmp_path / "c/weights.pt")["Q"])
 
 
 def test_no_two_uses_share_a_seed(tmp_path, monkeypatch):
@@ -1092,7 +1095,7 @@ def test_no_two_uses_share_a_seed(tmp_path, monkeypatch):
 # --------------------------------------------------------------------------------------- the command line, as typed
 
 def typed(tmp_path, *words):
-    return subprocess.run([sys.executable, HERE / "train.py", *words], cwd=tmp_path, capture_output=True, text=True)
+    return subprocess.run([sys.executable, ROOT / "train.py", *words], cwd=tmp_path, capture_output=True, text=True)
 
 
 def test_the_front_door(tmp_path, monkeypatch):

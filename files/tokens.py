@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from gril import known
-from lra_data import data_folder, download, unpacked
+from files.downloads import download, unpacked
+from machine.errors import known
 
 
 # --------------------------------------------------------------------------------------------------- 1. tokenizers

@@ -6,7 +6,7 @@ import torch
 
 import bench
 from gril import GrilMixer
-from lra_data import generate_listops
+from files.arena import generate_listops
 from test_gril import agree, seeded
 
 
@@ -27,7 +27,7 @@ def test_every_benchmark(monkeypatch, tmp_path, capsys, what, run):
     rows = run()
     assert rows and all(row["low"] <= row["ratio"] <= row["high"] and row["ratio"] > 0 for row in rows)
     bench.plot(what, rows)
-    assert (tmp_path / f"images/bench_{what}.png").stat().st_size > 5_000
+    assert (tmp_path / f"docs/images/bench_{what}.png").stat().st_size > 5_000
 
 
 def test_generation_keeps_its_state_but_for_attention(monkeypatch):
