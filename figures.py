@@ -38,8 +38,8 @@ from gril import GRIL, construct_multivariate
 from pictures.comparisons import fig3c, gates, lra, model_comparison, nd_comparison, wikitext2
 from pictures.drawings import forms, how, prompt
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
-                            first, flattened, largest, losses, matrix, mean, numbers, print_table,
-                            rows, seconds, spread, table)
+                            first, flattened, largest, losses, matrix, mean, narrow_legend, numbers,
+                            print_table, rows, seconds, spread, table)
 from pictures.trained import five, runs, seeds
 from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate,
                    gradient_descent, longhorn, newton, recovered, ridge, tune, zero)
@@ -66,7 +66,7 @@ def fig2(quick):
     ours = results[10]
     losses(axes["A"], {"GRIL, trained": ours}, "GD = GRIL, constructed")
     axes["A"].set(title="A  loss on validation tasks", ylabel="½ squared error per coordinate")
-    axes["A"].legend(fontsize=7)
+    narrow_legend(axes["A"], "center left")
     alignment(axes["B"], ours)
     errorbars(axes["C"], results, {"GRIL": "loss", "GD": "gd_loss"})
     axes["C"].set(title="C  input width", xlabel="f", ylabel="loss")
@@ -97,8 +97,7 @@ def alignment(ax, results):
     ax.set(title="B  against GD", xscale="log", xlabel="optimiser step", ylim=(0, 1.05),
            ylabel="cosine of sensitivities")
     right.set(ylim=(0, None), ylabel="L2 distance")
-    handles = [h for axis in (ax, right) for h in axis.get_legend_handles_labels()[0]]
-    ax.legend(handles=handles, fontsize=7, loc="center right")
+    narrow_legend(ax, "center right", right)
 
 
 def scales(ax, results, what, values, quick):
@@ -254,7 +253,7 @@ def classification(name, task, N, quick, widths=()):
                                 layout="constrained")
     losses(axes[0], {"GRIL": pairs, "GD†": numbers(pairs, "dagger")}, "GD, φ = identity", GREEN)
     axes[0].set(title=f"A  {task.replace('_', ' ')}, N = {N}", ylabel="cross-entropy")
-    axes[0].legend(fontsize=7)
+    narrow_legend(axes[0], "center right")
     alike = [against_dagger(result, quick) for result in pairs]
     for i, (key, (_, color)) in enumerate(ALIKE.items()):
         height, error = spread(numbers(alike, key))

@@ -128,6 +128,13 @@ def losses(ax, groups, reference, color=ORANGE):
     ax.set(xscale="log", xlabel="optimiser step")
 
 
+def narrow_legend(ax, loc, *others):
+    """A legend that fits beside curves which bend in the middle; others: axes on the same place."""
+    handles = [h for axes in (ax, *others) for h in axes.get_legend_handles_labels()[0]]
+    ax.legend(handles, [h.get_label().replace(", ", ",\n") for h in handles], loc=loc, fontsize=7,
+              handlelength=1.6, handletextpad=0.5, borderaxespad=0.3)
+
+
 def bars(ax, groups, keys):
     """Over each label of the groups (label -> results) a bar for each of the keys (name -> key)."""
     width = 0.8 / len(keys)
