@@ -41,7 +41,7 @@ from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, 
                             first, flattened, largest, losses, matrix, mean, narrow_legend, numbers,
                             print_table, rows, seconds, spread, table)
 from pictures.trained import five, runs, seeds
-from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate,
+from tasks import (TASKS, NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate,
                    gradient_descent, longhorn, newton, recovered, ridge, tune, zero)
 
 
@@ -118,7 +118,7 @@ def scales(ax, results, what, values, quick):
 def scaled(result, what, value, quick):
     """The losses of one run and of its reference at another scale."""
     task, model, _ = train.load(result["folder"])
-    other = TASKS[task.name](f=task.f, N=task.N, K=task.K, **{what: value})
+    other = type(task)(**{**task.recipe, what: value})
     both = dict(GRIL=as_predictor(task, model), GD=dagger(result) or as_learner(task.learner()))
     scores = scored(other, both, 40_000 + result["seed"], quick, sensitivities=2)
     return {name: score["loss"] for name, score in scores.items()}
@@ -318,7 +318,7 @@ def ablations(quick):
 def second_order(quick):
     paper = {"trained GRIL": "0.206 ± 0.001", "gradient descent, one step": "0.207 ± 0.001",
              "GRIL, constructed": "0.206 ± 0.002", "Newton, exact": "0.114 ± 0.001"}
-    task, scores = Task(), []
+    task, scores = NdRegression(), []
     for result in five(quick, task="nd_regression", f=10):
         _, model, _ = train.load(result["folder"])
         predictors = {"trained GRIL": as_predictor(task, model),
@@ -394,7 +394,7 @@ def state(quick):
 
 def online(f, n):
     """Learners for n examples, the step sizes of two of them tuned for that."""
-    short = Task(f=f, N=n, tasks=1_000)
+    short = NdRegression(f=f, n=n, tasks=1_000)
     (beta,), (rule,) = (tune(family, [1.0], short) for family in (longhorn, delta_rule))
     return {"ridge 0.01": ridge(0.01), "Longhorn, β tuned": longhorn(beta),
             "delta rule, β tuned": delta_rule(rule)}

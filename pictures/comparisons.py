@@ -82,8 +82,8 @@ def comparison(name, title, models, paper, longer, quick):
           f"{BATCH}), the rate the\nbest of {', '.join(f'{rate:g}' for rate in RATES)} with seed 0 "
           "(validation loss), then 5 seeds; loss on 10,000 fresh tasks, the same\nfor all; state "
           "in real numbers, seconds of one run on one shared core, last tenth: change of the "
-          "validation\nloss over it (the rate goes to 0, so flat is not yet finished: see the table "
-          "below)",
+          "validation\nloss over it (the rate goes to 0, so flat is not yet finished: see the "
+          "table below)",
           ("model",), results, {**COMPARISON, "paper": paper})
     more = repeated(name, {label: models[label] for label in longer},
                     {label: results[label][0]["lr"] for label in longer}, quick, range(1), times=4)
@@ -222,8 +222,8 @@ def lra(quick):
     names = ("listops",) if quick else tuple(LRA)
     results = {name: dict(zip(ARENA, arena(name, quick))) for name in names}
     table("Long Range Arena, tiny size, seed 0: accuracy in per cent on the test rows, of the "
-          "weights that did best on\nvalidation; beside it the best over the run on (at most 1,000) "
-          "test rows, as the paper reports; minutes of\none core", ("task", "model"),
+          "weights that did best on\nvalidation; beside it the best over the run on (at most "
+          "1,000) test rows, as the paper reports; minutes of\none core", ("task", "model"),
           {(name, label): [r] for name in names for label, r in results[name].items()},
           {"rate": first("lr", "g"), "parameters": first("parameters", ","),
            "steps": first("steps", ","), "test": first("test_accuracy", ".1f"),
@@ -256,7 +256,7 @@ def lra(quick):
 
 def arena(name, quick):
     """One task's results, a model each, with its best rate where rates are tried."""
-    recipe = LRA[name].recipes["tiny"]
+    recipe = LRA[name].numbers("tiny")
 
     def options(model, factor, **more):
         rates = {key: round(factor * recipe[key], 6) for key in ("lr", "recurrent_lr")}
@@ -283,7 +283,7 @@ def gates(quick):
     results, accuracies = {}, {label: [{}] for label in GATES}
     names = list(SHORT)[:1] if quick else list(SHORT)
     for name in names:
-        own = LRA[name].recipes["tiny"]["gate"]
+        own = LRA[name].numbers("tiny")["gate"]
         found = runs([dict(task=name, **SHORT[name], **{"gate": own, **change}, seed=0)
                       for change in GATES.values()], quick)
         for label, r in zip(GATES, found):
@@ -353,8 +353,8 @@ def language(ax, recipe, text, quick):
     table(f"{title}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the "
           f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; "
           f"{unit} of {r['tokens']:,} tokens of the {r['split']} file, in blocks as in\nthe paper, "
-          "and with the state carried from block to block; tokens a second in training on one core, "
-          "validations included", ("model",), results,
+          "and with the state carried from block to block; tokens a second in training on one "
+          "core, validations included", ("model",), results,
           {"rate": first("lr", "g"), "parameters": first("parameters", ","),
            f"{unit}, blocks": first(f"{r['split']}_{score}", ".4g"), "state carried on": carried_on,
            "last training loss": lambda results: f"{last(results, 'train_loss'):.3f}",

@@ -14,7 +14,7 @@ import train
 from gril import GrilMixer, states, window
 from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, finish, place, print_table
 from pictures.trained import runs
-from tasks import Task, gradient_descent
+from tasks import NdRegression, gradient_descent
 
 DARK = "#444444"
 SIDE = dict(va="center", fontsize=9, color=DARK)                # text beside a drawing
@@ -38,7 +38,7 @@ def blank(ax, width, height):
 def how(quick):
     """One prompt through the constructed layer: window, cross-product, state, read-out."""
     f, N, shown = 4, 5, 2
-    task = Task(f=f, N=N)
+    task = NdRegression(f=f, n=N)
     x, y, s = (z[0] for z in task.sample(1, torch.Generator().manual_seed(3)))
     layer = task.constructed()
     C = window(s[None], 3, 2, causal=False)[0]                  # (N, f, 3)
@@ -93,7 +93,7 @@ def how(quick):
                 lw=width)
         ax.text((left + right) / 2, low - 0.15, f"$C_{t}$", ha="center", va="top", color=color)
 
-    top, C_t, x_t, y_t = -10.6, C[shown - 1], x[shown - 1], y[shown - 1]           # 2  cross-product
+    top, C_t, x_t, y_t = -10.6, C[shown - 1], x[shown - 1], y[shown - 1]          # 2  cross-product
     cells(ax, C_t, 0, top, limit, f"$C_{shown}$", RED, RED)
     cells(ax, layer.Q, 4.6, top - 0.5, limit, "$Q$")
     for (i, j), v in np.ndenumerate(layer.Q.detach().numpy()):

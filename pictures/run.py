@@ -9,7 +9,7 @@ from tasks import as_learner, as_predictor, recovered
 def draw_run(task, model, result):
     """Loss onto the gradient-descent line, predictions against it, weights beside theirs."""
     if not hasattr(task, "constructed"):
-        return draw_curves(result)
+        return draw_curves(task, result)
     learned, aims = recovered(model, task.N), recovered(task.constructed(), task.N)
     small = [key for key in ("Q", "q", "PsiTheta", "A")
              if key in learned and learned[key].numel() < 1e5]
@@ -45,11 +45,10 @@ def draw_weights(ax, key, name, M):
     matrix(ax, M[0] if M.ndim == 3 else M, title, WINDOW if key in "Qq" else None)
 
 
-def draw_curves(result):
+def draw_curves(task, result):
     """A run without a construction beside it: losses, and the number that chose the weights."""
     figure, axes = plt.subplots(1, 2, figsize=(8, 2.9), layout="constrained")
-    chosen = result["choose"]
-    for ax, columns in zip(axes, (("train_loss", "loss"), (chosen, f"test_{chosen}"))):
+    for ax, columns in zip(axes, (("train_loss", "loss"), (task.choose, f"test_{task.choose}"))):
         for column, color in zip(columns, (BLUE, ORANGE)):
             points = [(int(row["step"]), float(row[column])) for row in metrics(result)
                       if column in row]

@@ -1,6 +1,6 @@
 """Every table and picture from canned results, so that it is known what must be shown.
 
-    .venv/bin/python -m pytest -q test_figures.py
+    .venv/bin/python -m pytest -q tests/test_figures.py
 """
 import csv
 import itertools
@@ -65,7 +65,6 @@ class InProcess:
 @pytest.fixture(autouse=True)
 def nothing_is_tuned(monkeypatch):
     """Step sizes stay where the search would start."""
-    monkeypatch.setattr(tasks, "_TUNED", {})
     for module in (tasks, figures):
         monkeypatch.setattr(module, "tune", lambda family, start, task: list(start))
     monkeypatch.setattr(trained, "ProcessPoolExecutor", InProcess)
@@ -88,12 +87,9 @@ class Canned:
         task, model, folder = options["task"], options["model"], folder.absolute()
         Task = train.TASKS[task]
         recipe = options.setdefault("recipe", next(iter(Task.recipes)))
-        config = {**train.DEFAULTS, **Task.recipes[recipe],
-                  **dict.fromkeys(("task", "model", "seed", "recipe"))}
-        if hasattr(Task, "adapt"):
-            config |= Task.adapt(recipe, model)
-        assert options.keys() <= config.keys()
-        config |= options
+        numbers = Task.numbers(recipe, model)
+        assert options.keys() <= {*numbers, "task", "model", "seed", "recipe"}
+        config = numbers | options
         own = sorted(options.items())
         result = {**config, **{name: number(own, name) for name in NUMBERS}}
         result |= {name: 100 * result[name] for name in PERCENT}
@@ -106,7 +102,7 @@ class Canned:
         folder.mkdir(parents=True, exist_ok=True)
         if task in TASKS:
             torch.default_generator.manual_seed(config["seed"])
-            network = Task(config).model(model)
+            network = Task(**{name: config[name] for name in numbers}).model(model)
             if isinstance(network, MultistepGRIL):
                 construct_multistep(network, torch.tensor(result["gain"]), config["n"])
                 network.Q.data[-1, 1] *= 2
@@ -140,6 +136,7 @@ class Canned:
 def canned(monkeypatch, tmp_path):
     canned = Canned()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plots, "IMAGES", tmp_path / "docs/images")
     monkeypatch.setattr(train, "train", canned.train)
     return canned
 
@@ -206,7 +203,7 @@ def spreads(groups):
 def watched():
     """The figures that are drawn and the prompts that are sampled meanwhile."""
     seen = SimpleNamespace(figures=[], sampled=[])
-    sample, savefig = tasks.Task.sample, plt.Figure.savefig
+    sample, savefig = tasks.InContext.sample, plt.Figure.savefig
 
     def save(figure, path, **how):      # where things stand on the page costs more than the rest
         figure.set_layout_engine("none")
@@ -217,7 +214,7 @@ def watched():
         seen.sampled.append(sample(task, B, generator))
         return seen.sampled[-1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.Task, "sample", record)
+        patch.setattr(tasks.InContext, "sample", record)
         patch.setattr(plt, "close", seen.figures.append)
         patch.setattr(plt.Figure, "savefig", save)
         yield seen
@@ -247,7 +244,9 @@ def shown(tmp_path_factory):
             now.scored.append(SimpleNamespace(task=task, count=count, seed=seed, scores=scores))
             return scores
         with watched() as seen, pytest.MonkeyPatch.context() as patch:
-            patch.chdir(tmp_path_factory.mktemp(name))
+            folder = tmp_path_factory.mktemp(name)
+            patch.chdir(folder)
+            patch.setattr(plots, "IMAGES", folder / "docs/images")
             patch.setattr(trained, "run", now.make)
             patch.setattr(figures, "evaluate", score)
             patch.setattr("builtins.print", lambda text: printed.append(text))
@@ -270,7 +269,7 @@ def test_the_spread_is_the_standard_deviation_of_a_sample():
     assert spread([1, 2, 6]) == (3, pytest.approx(math.sqrt(7)))
     assert spread([2.5]) == (2.5, 0)
     assert pm([1, 2, 6]) == "3.0000 ± 2.6458" and pm([0.5], 2) == "0.50 ± 0.00"
-    assert minutes(dict(seconds=90)) == "1.5"
+    assert minutes([dict(seconds=90)]) == "1.5"
 
 
 def test_a_table_prints_every_cell_under_its_head(capsys):
@@ -315,7 +314,8 @@ def test_a_band_is_the_mean_and_one_standard_deviation_on_either_side(metrics):
 
 def test_bars_stand_over_their_labels_with_their_spread():
     _, ax = plt.subplots()
-    plots.bars(ax, ["left", "right"], {"a": [[1, 2, 6], [4]], "b": [[5], [7, 9]]})
+    plots.bars(ax, {"left": [dict(a=x, b=5) for x in (1, 2, 6)],
+                    "right": [dict(a=4, b=x) for x in (7, 9)]}, {"a": "a", "b": "b"})
     assert [text.get_text() for text in ax.get_xticklabels()] == ["left", "right"]
     same(drawn(ax)["a"][0] + drawn(ax)["a"][1], [3, 4, math.sqrt(7), 0])
     same(drawn(ax)["b"][0] + drawn(ax)["b"][1], [5, 8, 0, math.sqrt(2)])
@@ -354,9 +354,9 @@ def test_runs_that_differ_in_one_setting_are_two_runs(canned, change):
 
 
 def test_a_run_is_made_once_and_its_defaults_need_not_be_said(canned):
-    first = trained.runs([BASE, dict(task="nd_regression", seed=0)], False)
-    again = trained.runs([dict(task="nd_regression", seed=0, f=10, n=10, model="gril"), BASE], False)
-    assert again == first[::-1] and len(canned.made) == 2
+    full = dict(task="nd_regression", seed=0, f=10, n=10, model="gril")
+    first = trained.runs([BASE, dict(task="nd_regression", seed=0), full, BASE], False)
+    assert trained.runs([full, BASE], False) == first[1::-1] == first[2:] and len(canned.made) == 2
 
 
 def test_a_run_that_was_stopped_is_made_anew(canned):
@@ -400,7 +400,7 @@ def test_a_rate_that_diverges_is_noted_as_such(canned, monkeypatch):
 
 
 def test_a_picture_that_shows_nothing_yet_is_not_put_among_the_others(canned):
-    assert str(plots.place("a.png", False)) == "docs/images/a.png"
+    assert plots.place("a.png", False) == plots.IMAGES / "a.png"
     assert str(plots.place("a.png", True)) == "runs/figures/a-quick.png"
 
 
@@ -410,7 +410,7 @@ def test_every_figure_in_its_quick_form(canned, monkeypatch, capsys, name):
     figures.main([name, "--quick"])
     assert read_tables(capsys.readouterr().out)
     assert all(r["steps"] <= 20 and r["seed"] == 0 for r in canned.made)
-    assert plots.place(f"{name}.png", True).exists() and not plots.Path("docs/images").exists()
+    assert plots.place(f"{name}.png", True).exists() and not plots.IMAGES.exists()
 
 
 def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, monkeypatch):
@@ -756,7 +756,7 @@ def comparison_row(label, rs, paper):
             "÷ zero predictor": pm(ratios(rs, "loss", "zero_loss")),
             "÷ GD": pm(ratios(rs, "loss", "gd_loss")),
             "parameters": f"{rs[0]['parameters']:,}",
-            "state": f"{comparisons.carried(rs[0]['folder']):,}",
+            "state": comparisons.carried(rs),
             "seconds": f"{spread(column(rs, 'seconds'))[0]:.0f}", "paper": paper,
             "last tenth": flattened(rs)}
 
@@ -882,7 +882,7 @@ def test_what_each_run_carries(canned, task, model):
     """GRIL's Z and two tokens; for the transformer a cache of the whole prompt."""
     wide = {} if model == "gril" else dict(width=16)
     (result,) = trained.runs([dict(task=task, model=model, f=3, n=4, **wide, seed=0)], False)
-    assert comparisons.carried(result["folder"]) == SIZES[task, model]
+    assert comparisons.carried([result]) == str(SIZES[task, model])
 
 
 # ---------------------------------------------------------------------------------------- real data
@@ -896,7 +896,7 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
     models = {label: dict(model=model) for label, model in ARENA.items()}
     for name, tried in (("listops", 0), ("text", 200), ("retrieval", 100), ("image", 300),
                         ("pathfinder", 0)):
-        recipe = LRA[name].recipes["tiny"]
+        recipe = LRA[name].numbers("tiny")
         rates = dict.fromkeys(ARENA, recipe["lr"])
         assert tried == 0 or tried < recipe["steps"]
         if tried:
@@ -917,11 +917,11 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
                          "parameters": f"{r['parameters']:,}",
                          "steps": f"{r['steps']:,}", "test": f"{r['test_accuracy']:.1f}",
                          "best on test": f"{r['best_test_accuracy']:.1f}",
-                         "most frequent class": f"{r['most_frequent']:.1f}", "minutes": minutes(r),
+                         "most frequent class": f"{r['most_frequent']:.1f}", "minutes": minutes([r]),
                          "paper's GRIL": str(LRA[name].paper_accuracy) if label == "GRIL" else ""})
     assert next(tables).rows == rows
     final = {(r["task"], r["model"]): r for r in figure.made
-             if r["steps"] == LRA[r["task"]].recipes["tiny"]["steps"]}
+             if r["steps"] == LRA[r["task"]].numbers("tiny")["steps"]}
     bars = drawn(figure.ax["test, weights chosen by validation"])
     for label, model in ARENA.items():
         same(bars[label][0], [final[name, model]["test_accuracy"] for name in LRA])
@@ -945,7 +945,7 @@ def test_gates_shows_every_gate_and_number_of_blocks(shown):
                          "best validation accuracy": f"{r['validation_accuracy']:.1f}",
                          "last validation loss": f"{last_validation(r):.3f}",
                          "test accuracy": f"{r['test_accuracy']:.1f}",
-                         "minutes": minutes(r)})
+                         "minutes": minutes([r])})
     assert figure.tables[0].rows == rows
     bars = drawn(figure.axes[0])
     for name in heights:
@@ -986,7 +986,7 @@ def test_language_models_are_picked_by_validation_and_shown_by_test(shown):
                          f"{unit}, blocks": f"{r[f'test_{score}']:.4g}",
                          "state carried on": carried,
                          "last training loss": f"{curves([r], 'train_loss')[1][-1]:.3f}",
-                         "tokens a second": f"{a_second:,.0f}", "minutes": minutes(r)})
+                         "tokens a second": f"{a_second:,.0f}", "minutes": minutes([r])})
             same(list(lines[label].get_ydata()), curves([r], score)[1].tolist())
         table = next(tables)
         assert table.rows == rows
@@ -1024,13 +1024,13 @@ def test_how_shows_one_prompt_and_gradient_descent_on_each_part_of_it(shown):
 
 
 def test_how_shows_it_where_a_layer_is_not_gradient_descent(canned, monkeypatch, capsys):
-    constructed = tasks.Task.constructed
+    constructed = tasks.NdRegression.constructed
 
     def doubled(task):
         layer = constructed(task)
         layer.Q.data *= 2
         return layer
-    monkeypatch.setattr(tasks.Task, "constructed", doubled)
+    monkeypatch.setattr(tasks.NdRegression, "constructed", doubled)
     with watched() as seen:
         drawings.how(True)
     (x, y, _), eta = (z[0] for z in seen.sampled[0]), closed_form(4, 5)[0]
@@ -1132,7 +1132,7 @@ def test_the_picture_of_a_run_is_of_its_losses_predictions_and_weights(canned, t
 def test_the_picture_of_a_run_without_a_construction_is_of_its_curves(canned):
     (result,) = trained.runs([dict(task="image", seed=0)], False)
     with watched() as seen:
-        assert draw_curves(result).exists()
+        assert draw_curves(LRA["image"], result).exists()
     left, right = seen.figures[0].axes
     same([*drawn(left)["train loss"][0], *drawn(left)["loss"][0]],
          [*curves([result], "train_loss")[1], *curves([result], "loss")[1]])
