@@ -1,4 +1,4 @@
-"""What README and docs name is there: links, tests, commands, functions; their code runs as printed."""
+"""What README and docs name is there: links, tests, commands, functions; their code runs."""
 import argparse
 import importlib
 import inspect
@@ -27,20 +27,10 @@ TESTS = {name: file for file in (ROOT / "test_gril.py", *ROOT.glob("tests/test_*
 NUMBERED = [*(f"Eq. {i}" for i in range(1, 17)), "Definition 4.2", "App. A.5", "App. F", "App. G",
             *(f"Proposition {i}" for i in ("4.1", "4.3", "A.1", "A.2")),
             *(f"{kind} {i}" for kind in ("Fig.", "Table") for i in range(1, 12))]
+START = "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python"
 
 
-def code(page, heading):
-    """The Python under a heading of second order."""
-    text = page.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    return block
-
-
-def quoted(text):
-    return [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", text)]
-
-
-# -------------------------------------------------------------------------- what a page names
+# -------------------------------------------------------------------------------- what a page names
 
 def faults(page, text):
     """Everything that a page names and that is not there, as sentences."""
@@ -49,16 +39,19 @@ def faults(page, text):
         target = page.parent / file if file else page
         if not (link.startswith("https://") or target.exists() and anchor in anchors(target)):
             yield f"no {link}"
-    yield from (f"no test {name}" for name in re.findall(r"`(test_\w+)[`[]", text) if name not in TESTS)
-    blocks, own = re.findall(r"```sh\n(.*?)```", text, re.S), re.findall(r"Save as `(\w+\.py)`", text)
-    typed = [line for block in blocks for line in block.splitlines()]
-    typed += [line for line in quoted(re.sub(r"```.*?```", "", text, flags=re.S)) if line[:7] == "python "]
-    yield from (f"{line}: {why}" for line in typed if not any(file in line for file in own)
-                and (why := refused(line)))
+    yield from (f"no test {name}" for name in {*re.findall(r"`(test_\w+)[`[]", text)} - {*TESTS})
+    typed = "".join(re.findall(r"```sh\n(.*?)```", text, re.S)).splitlines()
+    typed += [words for words in quoted(re.sub(r"```.*?```", "", text, flags=re.S))
+              if words.startswith("python ")]
+    own = re.findall(r"Save as `(\w+\.py)`", text)
+    yield from (f"{line}: {why}" for line in typed
+                if not any(file in line for file in own) and (why := refused(line)))
     if page == PAPER:
         yield from broken(text)
-    if page.name == "FAULTS.md":
-        yield from (f"no test in {row}" for row in re.findall(r"^\| .*", text, re.M)[1:] if "`test_" not in row)
+
+
+def quoted(text):
+    return [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", text)]
 
 
 def anchors(page):
@@ -67,34 +60,32 @@ def anchors(page):
     return ["", *(re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles)]
 
 
-class Parsed(Exception):
-    """Raised where a command would begin its work."""
-
-
 @cache
 def refused(command):
     """Why a command cannot be typed, or None: its script, its task, its model, its options."""
-    command = command.replace("TASK", "text").replace("MODEL", "gril").split('--wrap "')[-1].rstrip('"')
-    words = shlex.split(command, comments=True)
+    command = command.replace("TASK", "text").replace("MODEL", "gril")
+    words = shlex.split(command.split('--wrap "')[-1].rstrip('"'), comments=True)
     if "pytest" in words:
         return None if words[-1] in ("-q", "slow", "exercises") else f"what is {words[-1]}?"
     script, *words = words[next(i for i, word in enumerate(words) if word.endswith(".py")):]
-    if not (ROOT / script).exists() or "/" in script:
-        return None if (ROOT / script).exists() else f"no script {script}"
-    main, parse = importlib.import_module(script.removesuffix(".py")).main, argparse.ArgumentParser.parse_args
+    if not (ROOT / script).exists():
+        return f"no script {script}"
+    if "/" in script:                                           # it takes no words
+        return None
 
-    def stop(self, *argv):
-        parse(self, *argv)
-        raise Parsed
+    def parse(self, *argv, real=argparse.ArgumentParser.parse_args):
+        real(self, *argv)
+        raise StopIteration                                     # where its work would begin
+    main = importlib.import_module(script.removesuffix(".py")).main
     try:
-        if script == "train.py":                                # all that comes before a run, without numbers
+        if script == "train.py":                                # all that comes before a run
             with mock.patch("train.dry_run", lambda args, task, *_: task.model(args.model)):
                 with torch.device("meta"):
                     main([*words, "--dry-run"])
         else:
-            with mock.patch.object(argparse.ArgumentParser, "parse_args", stop):
+            with mock.patch.object(argparse.ArgumentParser, "parse_args", parse):
                 main(words)
-    except Parsed:
+    except StopIteration:
         return f"no task {words[1]}" if script == "lra.py" and words[1] not in LRA else None
     except SystemExit as error:
         return f"refused: {error}"
@@ -113,7 +104,8 @@ def broken(text):
     for paper, _, functions, files, tests, _ in rows(text):
         kind, numbers = paper.split(" ", 1)
         first, _, last = numbers.partition(" to ")
-        seen += [f"{kind} {i}" for i in (range(int(first), int(last) + 1) if last else numbers.split(", "))]
+        span = range(int(first), int(last) + 1) if last else numbers.split(", ")
+        seen += [f"{kind} {i}" for i in span]
         yield from (f"no file {name}" for name in files if not (ROOT / name).exists())
         yield from (f"no {name} in {files}" for name in functions if find(name, files) is None)
         if not (functions and files and tests):
@@ -123,12 +115,13 @@ def broken(text):
 
 def find(name, files):
     """What a dotted name is in one of these files, or None."""
-    for file in filter(lambda file: (ROOT / file).exists(), files):
-        found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is not None:
-            return found
+    for file in files:
+        if (ROOT / file).exists():
+            found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if found is not None:
+                return found
 
 
 @pytest.mark.parametrize("page", (README, *ROOT.glob("docs/*.md")), ids=lambda page: page.name)
@@ -138,11 +131,13 @@ def test_what_a_page_names_is_there(page):
 
 @pytest.mark.parametrize("old, new, said", (
     ("`gril_loop`", "`gril_lop`", "no gril_lop"), ("`gril.py`", "`grill.py`", "no file grill.py"),
-    ("`test_windows`", "`test_w`", "no test test_w"), ("figures.py fig2", "figures.py fig22", "fig22: refused"),
-    ("python figures.py", "python figure.py", "no script figure.py"), ("images/forms", "forms", "no forms.png"),
-    ("--task text ", "--task texts ", "unknown task 'texts'"), ("--layers 3", "--lairs 3", "3: refused"),
-    ("--size paper", "--size papers", "unknown recipe 'papers'"), ("(#departures)", "(#d)", "no #d"),
-    ("--model gd_dagger", "--model gd", "unknown model"), ("| Eq. 9 ", "| Eq. 90 ", "Eq. 9 is missing")))
+    ("`test_windows`", "`test_w`", "no test test_w"), ("images/forms", "forms", "no forms.png"),
+    ("figures.py fig2", "figures.py fig22", "fig22: refused"), ("(#departures)", "(#d)", "no #d"),
+    ("python figures.py", "python figure.py", "no script figure.py"),
+    ("--task text ", "--task texts ", "unknown task 'texts'"),
+    ("--size paper", "--size papers", "unknown recipe 'papers'"),
+    ("--model gd_dagger", "--model gd", "unknown model"), ("--layers 3", "--lairs 3", "3: refused"),
+    ("| Eq. 9 ", "| Eq. 90 ", "Eq. 9 is missing")))
 def test_a_name_that_is_gone_is_noticed(old, new, said):
     assert old in PAPER.read_text()
     assert said in "\n".join(faults(PAPER, PAPER.read_text().replace(old, new)))
@@ -170,19 +165,27 @@ def codes(found):
 @pytest.mark.slow
 def test_the_tests_of_a_row_call_every_function_beside_them():
     table, calls = list(rows(PAPER.read_text())), Calls(set)
-    named = {f"{TESTS[name]}::{name}" for _, _, _, _, tests, _ in table for name in tests}
-    assert pytest.main(["-q", "-p", "no:cacheprovider", *sorted(named)], plugins=[calls]) == 0
-    assert not [(paper, name) for paper, _, functions, files, tests, _ in table for name in functions
-                if not codes(find(name, files)) & set.union(*(calls[test] for test in tests))]
+    named = sorted({f"{TESTS[name]}::{name}" for row in table for name in row[4]})
+    assert pytest.main(["-q", "-p", "no:cacheprovider", *named], plugins=[calls]) == 0
+    for paper, _, functions, files, tests, _ in table:
+        ran = set.union(*(calls[test] for test in tests))
+        assert not [(paper, name) for name in functions if not codes(find(name, files)) & ran]
 
 
-# ---------------------------------------------------------------------------- what it prints
+# ---------------------------------------------------------------------------------- what it prints
+
+def code(page, heading):
+    """The Python under a heading of second order."""
+    text = page.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    return block
+
 
 def test_the_readme_is_read_in_one_sitting_and_holds_both_set_up_commands():
-    text, start = README.read_text(), "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && "
+    text = README.read_text()
     assert len(text.encode()) <= 16 * 1024
-    assert f"\n{start}.venv/bin/python train.py --task nd_regression\n" in text
-    assert next(line for line in text.splitlines() if "-m pytest" in line) == f"{start}.venv/bin/python -m pytest -q"
+    assert f"\n{START} train.py --task nd_regression\n" in text
+    assert re.search(r"^.*-m pytest.*$", text, re.M)[0] == f"{START} -m pytest -q"      # .ci/run's
 
 
 def test_the_loop_of_three_lines_is_the_layer():
@@ -196,29 +199,31 @@ def test_the_loop_of_three_lines_is_the_layer():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """run(recipe, words) as a person does, in an empty folder: task, model and result of its run."""
+    """run(recipe, words) as a person does, in an empty folder: task, model and result."""
     for module, table in ((train, "TASKS"), (baselines, "MODELS"), (baselines, "SIZES")):
-        monkeypatch.setattr(module, table, dict(getattr(module, table)))        # a row added here is gone afterwards
+        monkeypatch.setattr(module, table, dict(getattr(module, table)))    # its row goes again
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRIL_DATA", raising=False)
 
-    def as_typed(recipe, words):
+    def typed(recipe, words):
         assert len(recipe.strip().splitlines()) <= 30, "no longer about 20 lines"
-        (tmp_path / "recipe.py").write_text(recipe)
-        monkeypatch.setattr(sys, "argv", ["recipe.py", *words.split(), "--out", "run", "--threads", "1"])
+        Path("recipe.py").write_text(recipe)
+        monkeypatch.setattr(sys, "argv", f"recipe.py {words} --out run --threads 1".split())
         runpy.run_path("recipe.py")
         return train.load("run")
-    return as_typed
+    return typed
 
 
 def test_the_recipe_for_a_task(run, capsys):
-    task, _, result = run(code(README, "Fork it"), "--task noisy_regression --steps 20 --tasks 20000")
+    words = "--task noisy_regression --steps 20 --tasks 20000 --noise 0.4"
+    task, _, result = run(code(README, "Fork it"), words)
     assert "trained gril" in capsys.readouterr().out and Path("run/figure.png").exists()
     assert result["gd_loss"] == pytest.approx(result["optimal_loss"], rel=0.03)
     x, y, _ = task.sample(50_000, torch.Generator().manual_seed(0))
-    p = gradient_descent([1.0])(x[:, :-1], y[:, :-1], x[:, -1])                 # the loss is a parabola in η
-    assert task.eta == pytest.approx(((p * y[:, -1]).sum() / p.square().sum()).item(), rel=0.02)
-    assert task.eta < 0.9 * TASKS["nd_regression"]().eta
+    p = gradient_descent([1.0])(x[:, :-1], y[:, :-1], x[:, -1])     # the loss is a parabola in η
+    best = (p * y[:, -1]).sum() / p.square().sum()
+    assert task.eta == pytest.approx(best.item(), rel=0.02)
+    assert task.noise == 0.4 and task.eta < 0.93 * TASKS["nd_regression"]().eta
 
 
 def test_the_recipe_for_a_baseline(run, capsys):
@@ -238,8 +243,9 @@ def test_the_recipe_for_a_dataset(run, capsys):
     for split, count in (("train", 40), ("val", 8), ("test", 8)):
         lines = (f"{i % 2}\t{5 * ('bad ', 'good ')[i % 2]}film, number {i}" for i in range(count))
         Path(f"data/reviews/{split}.tsv").write_text("\n".join(lines))
-    _, _, result = run(code(FORK, "A new dataset"), "--task reviews --steps 20 --batch 8 --warmup 5")
-    assert result["test_rows"] == 8 and result["test_accuracy"] == 100          # good or bad is easily told
+    words = "--task reviews --steps 20 --batch 8 --warmup 5"
+    _, _, result = run(code(FORK, "A new dataset"), words)
+    assert result["test_rows"] == 8 and result["test_accuracy"] == 100      # easily told apart
     assert "reviews: accuracy" in capsys.readouterr().out
 
 
