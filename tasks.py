@@ -215,8 +215,9 @@ class InContext(Task):
             sizes[size] = value or sizes.get(size)
         sizes = {size: value for size, value in sizes.items() if value}
         if name == "linear_attention_pairs":
-            network = baselines.make("linear_attention", 2 * f, self.outputs, sizes.pop("width"), **sizes)
-            return baselines.Pairs(network)
+            width = sizes.pop("width")
+            return baselines.Pairs(
+                baselines.make("linear_attention", 2 * f, self.outputs, width, **sizes))
         return baselines.make(name, f, self.outputs, sizes.pop("width"), **sizes)
 
     @classmethod
@@ -226,7 +227,7 @@ class InContext(Task):
         if model not in baselines.SIZES:
             return numbers
         changes = baselines.recipe(recipe, model, cls.name)
-        if numbers["layers"] > 1:                                           # the task's steps are its layers
+        if numbers["layers"] > 1:                               # the task's steps are its layers
             del changes["layers"]
         return {**numbers, **changes}
 
@@ -254,7 +255,7 @@ class InContext(Task):
 
     def tuned(self, steps):
         """Step sizes for several steps of gradient descent, tuned together (or as in App. B.4)."""
-        start = [4.0 + i for i in range(steps)]                             # equal ones stay equal: a saddle
+        start = [4.0 + i for i in range(steps)]                 # equal ones stay equal: a saddle
         with torch.device("cpu"):                                           # numbers, also on meta
             return tune(lambda *etas: gradient_descent(etas, self.residual), start, self)
 
@@ -501,14 +502,14 @@ TASKS = {task.name: task for task in (ScalarRegression, NdRegression, MultistepR
 
 
 def query(model, s):
-    """The model's prediction for the query, (B, outputs): its last output, computed alone where the model can."""
+    """The model's prediction for the query, (B, outputs): its last output."""
     if hasattr(model, "query"):
         return model.query(s)
-    return torch.cat([model(part)[:, -1] for part in s.split(1024)])            # large models: a part of the tasks at a time
+    return torch.cat([model(part)[:, -1] for part in s.split(1024)])        # large models: in parts
 
 
-# ------------------------------------------------------------------------------------------------ explicit learners
-# learner(x (B, N, f), y (B, N, outputs), x_query (B, f)) -> prediction (B, outputs), each from W = 0
+# ------------------------------------------------------------------------------- explicit learners
+# learner(x (B, N, f), y (B, N, outputs), x_query (B, f)) -> prediction (B, outputs), from W = 0
 
 def zero(x, y, x_query):
     return torch.zeros_like(y[:, 0])
@@ -517,7 +518,7 @@ def zero(x, y, x_query):
 def gradient_descent(etas, residual=lambda prediction, y: y - prediction, link=lambda Wx: Wx):
     """len(etas) steps W ← W - η ∇L with the mean loss over the prompt (Eq. 15, Eq. 11)."""
     def learner(x, y, x_query):
-        W = torch.zeros_like(y[:, 0, :, None] * x[:, 0, None])                  # (B, outputs, f)
+        W = torch.zeros_like(y[:, 0, :, None] * x[:, 0, None])              # (B, outputs, f)
         for eta in etas:
             W = W + eta / x.shape[1] * residual(x @ W.mT, y).mT @ x
         return link((W @ x_query[..., None])[..., 0])
@@ -525,22 +526,24 @@ def gradient_descent(etas, residual=lambda prediction, y: y - prediction, link=l
 
 
 def newton(x, y, x_query, step=1.0):
-    """One Newton-Raphson step from zero: the least-squares solution (its minimum-norm one where N < f)."""
-    return step * (torch.linalg.pinv(x.double()) @ y.double()).mT.to(x.dtype).matmul(x_query[..., None])[..., 0]
+    """One Newton-Raphson step from zero: least squares (its minimum-norm solution where N < f)."""
+    W = (torch.linalg.pinv(x.double()) @ y.double()).mT.to(x.dtype)         # (B, outputs, f)
+    return step * (W @ x_query[..., None])[..., 0]
 
 
 def ridge(penalty):
     """W = (Σ y xᵀ/N) (Σ x xᵀ/N + λ I)⁻¹; also Newton's step with a damped Hessian."""
     def learner(x, y, x_query):
         N, eye = x.shape[1], torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
-        return (y.mT @ x / N @ torch.linalg.solve(x.mT @ x / N + penalty * eye, x_query[..., None]))[..., 0]
+        solved = torch.linalg.solve(x.mT @ x / N + penalty * eye, x_query[..., None])
+        return (y.mT @ x / N @ solved)[..., 0]
     return learner
 
 
 def online(step_size):
     """S ← S + Δ (y - S x) xᵀ, example by example."""
     def learner(x, y, x_query):
-        S = torch.zeros_like(y[:, 0, :, None] * x[:, 0, None])                  # (B, outputs, f)
+        S = torch.zeros_like(y[:, 0, :, None] * x[:, 0, None])              # (B, outputs, f)
         for x_t, y_t in zip(x.unbind(1), y.unbind(1)):
             error = y_t - (S @ x_t[..., None])[..., 0]
             S = S + (step_size(x_t) * error)[..., None] * x_t[:, None]
@@ -561,8 +564,9 @@ def longhorn(beta):
 def closed_form(f, N, scale=1.0, weight_scale=1.0):
     """(η*, loss*) of one-step gradient descent on linear regression with x ~ U(-½, ½)·scale.
 
-    S = Σ x xᵀ/N has E[S] = σ² I, and e = E[S²]'s diagonal is (E x⁴ + (f-1) σ⁴ + (N-1) σ⁴)/N; the loss is that of
-    W (I - η S) on a fresh x, ½ f σ² (1 - 2 η σ² + η² e) per coordinate, least at η* = σ²/e.
+    S = Σ x xᵀ/N has E[S] = σ² I, and e = E[S²]'s diagonal is (E x⁴ + (f-1) σ⁴ + (N-1) σ⁴)/N; the
+    loss is that of W (I - η S) on a fresh x, ½ f σ² (1 - 2 η σ² + η² e) per coordinate, least at
+    η* = σ²/e.
     """
     variance, fourth = scale ** 2 / 12, scale ** 4 / 80
     e = (fourth + (f - 1 + N - 1) * variance ** 2) / N
@@ -570,9 +574,10 @@ def closed_form(f, N, scale=1.0, weight_scale=1.0):
 
 
 def tune(family, start, task, seed=10_000):
-    """The positive parameters with which family(*parameters) has the least loss, on one fixed draw of tasks.
+    """The positive parameters with which family(*parameters) has the least loss, on fixed tasks.
 
-    If the task asks for it, the paper's calibration of App. B.4 instead: that many Adam steps on fresh batches.
+    If the task asks for it, the paper's calibration of App. B.4 instead: that many Adam steps on
+    fresh batches.
     """
     generator = torch.Generator().manual_seed(seed)
     log_p = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
@@ -580,36 +585,42 @@ def tune(family, start, task, seed=10_000):
     def loss(batch):
         x, y = batch.x.double(), batch.y.double()
         return task.error(family(*log_p.exp())(x[:, :-1], y[:, :-1], x[:, -1]), y[:, -1])
+
     if task.calibrate:
         optimizer = torch.optim.Adam([log_p], lr=1e-2)
         for _ in range(task.calibrate):
             optimizer.zero_grad()
             loss(task.sample(64, generator)).backward()
             optimizer.step()
-    else:
-        optimizer = torch.optim.LBFGS([log_p], max_iter=50, tolerance_change=1e-12, line_search_fn="strong_wolfe")
-        batch = task.sample(task.tasks, generator)
+        return log_p.detach().exp().tolist()
 
-        def closure():
-            optimizer.zero_grad()
-            value = loss(batch)
-            value.backward()
-            return value
-        optimizer.step(closure)
+    optimizer = torch.optim.LBFGS([log_p], max_iter=50, tolerance_change=1e-12,
+                                  line_search_fn="strong_wolfe")
+    batch = task.sample(task.tasks, generator)
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(batch)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
     return log_p.detach().exp().tolist()
 
 
-# ----------------------------------------------------------------------------------------------------- the metrics
+# ------------------------------------------------------------------------------------- the metrics
 
 def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
-    """Losses of all predictors on the same fresh tasks, so that their ratios are exact; and how alike they answer.
+    """Losses of all predictors on the same fresh tasks, so that their ratios are exact (App. B.1).
 
-    predictors: name -> f(batch, x_query) -> prediction; the first is compared with each of the others (App. B.1).
+    predictors: name -> f(batch, x_query) -> prediction. The first is compared with each of the
+    others: by the distance of predictions, and by ∂ŷ/∂x_query, the whole Jacobian as one vector,
+    its cosine and its distance, averaged over tasks.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    names, first = list(predictors), next(iter(predictors))
+    first = next(iter(predictors))
     size = max(1, min(tasks, 4_000_000 // ((task.N + 1) * task.f)))
-    losses, distance, done = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0), 0
+    losses, distance, done = dict.fromkeys(predictors, 0.0), dict.fromkeys(predictors, 0.0), 0
     with torch.no_grad():
         while done < tasks:
             batch = task.sample(min(size, tasks - done), generator)
@@ -618,27 +629,28 @@ def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
                 losses[name] += task.error(answer, batch.y[:, -1]).item() * len(answer)
                 distance[name] += (answers[first] - answer).norm(dim=-1).sum().item()
             done += len(batch.x)
-    result = {name: dict(loss=losses[name] / tasks, prediction_l2=distance[name] / tasks) for name in names}
     batch = task.sample(sensitivities, generator)
     jacobians = {name: sensitivity(p, batch) for name, p in predictors.items()}
-    for name, J in jacobians.items():
-        result[name]["cosine"] = F.cosine_similarity(jacobians[first], J, -1).mean().item()
-        result[name]["sensitivity_l2"] = (jacobians[first] - J).norm(dim=-1).mean().item()
-    return result
+    return {name: dict(
+        loss=losses[name] / tasks, prediction_l2=distance[name] / tasks,
+        cosine=F.cosine_similarity(jacobians[first], J, -1).mean().item(),
+        sensitivity_l2=(jacobians[first] - J).norm(dim=-1).mean().item())
+        for name, J in jacobians.items()}
 
 
 def sensitivity(predictor, batch):
     """∂ŷ/∂x_query, (B, outputs·f)."""
     x_query = batch.x[:, -1].clone().requires_grad_()
-    prediction = predictor(batch, x_query)                                      # (B, outputs)
-    if not prediction.requires_grad:                                            # the zero predictor
+    prediction = predictor(batch, x_query)                                  # (B, outputs)
+    if not prediction.requires_grad:                                        # the zero predictor
         return x_query.new_zeros(len(x_query), prediction.shape[1] * x_query.shape[1])
-    rows = [torch.autograd.grad(p.sum(), x_query, retain_graph=True)[0] for p in prediction.unbind(1)]
+    rows = [torch.autograd.grad(p.sum(), x_query, retain_graph=True)[0]
+            for p in prediction.unbind(1)]
     return torch.stack(rows, 1).flatten(1)
 
 
 def as_predictor(task, model):
-    """A model as evaluate wants it: the query enters through the tokens, so that gradients reach it."""
+    """A model as evaluate wants it: the query enters through the tokens, so gradients reach it."""
     def predict(batch, x_query):
         x = torch.cat([batch.x[:, :-1], x_query[:, None]], 1)
         return query(model, task.tokens(x, batch.y))
