@@ -29,6 +29,7 @@ import argparse
 import math
 import sys
 from functools import partial
+from itertools import product
 
 import matplotlib.pyplot as plt
 import torch
@@ -61,8 +62,7 @@ def fig2(quick):
            "largest |Q - e2 e1ᵀ|": largest("Q_distance"), "|q - e3|": largest("q_distance"),
            "mean |A - 1|": largest("A_distance", 4), "seconds": seconds})
 
-    figure, axes = plt.subplot_mosaic("AAABBBCCDDdd\nEEeeFFffGGgg", figsize=(12, 5.6),
-                                      layout="constrained")
+    figure, axes = plt.subplot_mosaic("AAABBBCCDDdd\nEEeeFFffGGgg", figsize=(12, 5.6))
     ours = results[10]
     losses(axes["A"], {"GRIL, trained": ours}, "GD = GRIL, constructed")
     axes["A"].set(title="A  loss on validation tasks", ylabel="½ squared error per coordinate")
@@ -103,7 +103,10 @@ def alignment(ax, results):
 def scales(ax, results, what, values, quick):
     """Loss on prompts of another scale; GD keeps the step size of scale 1, GD† its weights."""
     label, words = "GD†" if "dagger" in results[0] else "GD", what.replace("_", " ")
-    groups = {value: [scaled(result, what, value, quick) for result in results] for value in values}
+    groups = {value: [] for value in values}
+    for value, result in product(values, results):
+        scores = beside_reference(result, 40_000, quick, 2, **{what: value})
+        groups[value].append({name: score["loss"] for name, score in scores.items()})
     table(f"Trained at scale 1, tested at another {words}", (what,), groups,
           {"GRIL": mean("GRIL"), label: mean("GD"), f"GRIL ÷ {label}": mean("GRIL", "GD")})
     errorbars(ax, groups, {"GRIL": "GRIL", label: "GD"})
@@ -115,13 +118,14 @@ def scales(ax, results, what, values, quick):
         ax.yaxis.set_minor_formatter(one_two_five)
 
 
-def scaled(result, what, value, quick):
-    """The losses of one run and of its reference at another scale."""
+def beside_reference(result, seed, quick, sensitivities=1_000, **changes):
+    """Scores of a run and of its reference, GD or its GD†, on tasks changed like this."""
     task, model, _ = train.load(result["folder"])
-    other = type(task)(**{**task.recipe, what: value})
-    both = dict(GRIL=as_predictor(task, model), GD=dagger(result) or as_learner(task.learner()))
-    scores = scored(other, both, 40_000 + result["seed"], quick, sensitivities=2)
-    return {name: score["loss"] for name, score in scores.items()}
+    both = dict(GRIL=as_predictor(task, model), GD=as_learner(task.learner()))
+    if "dagger" in result:
+        both["GD"] = as_predictor(task, train.load(result["dagger"]["folder"])[1])
+    return scored(type(task)(**{**task.recipe, **changes}), both, seed + result["seed"], quick,
+                  sensitivities)
 
 
 def one_two_five(y, _):
@@ -141,19 +145,12 @@ def paired(quick, ours="gril", theirs="gd_dagger", **options):
     return [dict(x, dagger=y, dagger_loss=y["loss"]) for x, y in zip(*pair)]
 
 
-def dagger(result):
-    """The GD† of a pair as a predictor."""
-    if "dagger" in result:
-        task, model, _ = train.load(result["dagger"]["folder"])
-        return as_predictor(task, model)
-
-
 def last_tenth(pairs):
     return flattened(numbers(pairs, "dagger"))
 
 
 def fig3(quick):
-    figure, (a, b) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    figure, (a, b) = plt.subplots(1, 2, figsize=(10, 3.4))
     several_steps(a, quick)
     sine_targets(b, quick)
     finish(figure, "fig3", quick)
@@ -209,7 +206,7 @@ def two_layer_weights(quick):
     (result,) = runs([dict(task="multistep_regression", layers=2, seed=0)], quick)
     task, model, _ = train.load(result["folder"])
     learned = recovered(model, task.N)
-    figure, axes = plt.subplots(2, 5, figsize=(10, 4.4), layout="constrained")
+    figure, axes = plt.subplots(2, 5, figsize=(10, 4.4))
     aims = ("$y x^T$", "free, it meets $W_0 = 0$"), ("$y x^T$", "$x x^T$")
     for l, h in ((0, 0), (0, 1), (1, 0), (1, 1)):
         where, A = f"layer {l + 1}, head {h + 1}", learned["A"][l, h]
@@ -249,12 +246,12 @@ def classification(name, task, N, quick, widths=()):
     """GRIL beside GD†, whose features are trained too."""
     long = {} if N < 100 else dict(batch=64)                    # ten times the data in every prompt
     pairs = paired(quick, task=task, n=N, **long)
-    figure, axes = plt.subplots(1, 4 if widths else 3, figsize=(14 if widths else 11, 3),
-                                layout="constrained")
+    figure, axes = plt.subplots(1, 4 if widths else 3, figsize=(14 if widths else 11, 3))
     losses(axes[0], {"GRIL": pairs, "GD†": numbers(pairs, "dagger")}, "GD, φ = identity", GREEN)
     axes[0].set(title=f"A  {task.replace('_', ' ')}, N = {N}", ylabel="cross-entropy")
     narrow_legend(axes[0], "center right")
-    alike = [against_dagger(result, quick) for result in pairs]
+    scores = [beside_reference(result, 20_000, quick)["GD"] for result in pairs]
+    alike = [{key: score[key] for key in ALIKE} for score in scores]
     for i, (key, (_, color)) in enumerate(ALIKE.items()):
         height, error = spread(numbers(alike, key))
         axes[1].bar(i, height, yerr=error, color=color, capsize=3)
@@ -272,14 +269,6 @@ def classification(name, task, N, quick, widths=()):
         errorbars(axes[3], sweep, {"GRIL": "loss", "GD†": "dagger_loss"})
         axes[3].set(title="D  input width", xlabel="f", ylabel="cross-entropy")
     finish(figure, name, quick)
-
-
-def against_dagger(result, quick):
-    """How alike the two of a pair are, on the tasks that the run was tested on."""
-    task, model, _ = train.load(result["folder"])
-    both = {"GRIL": as_predictor(task, model), "GD†": dagger(result)}
-    scores = scored(task, both, 20_000 + result["seed"], quick)["GD†"]
-    return {key: scores[key] for key in ALIKE}
 
 
 # ------------------------------------------------------------------------------- tables of App. C
@@ -305,7 +294,7 @@ def ablations(quick):
     kinds = {"scalar_regression": "scalar", "nd_regression": "multivariate"}
     ratios = {f"{model}\n({kinds[task]})": [dict(ratio=x) for x in numbers(rs, "loss", "zero_loss")]
               for (task, model), rs in results.items()}
-    figure, ax = plt.subplots(figsize=(10, 3), layout="constrained")
+    figure, ax = plt.subplots(figsize=(10, 3))
     bars(ax, ratios, {"loss ÷ zero predictor": "ratio"})
     ax.axhline(1, color=GREY, ls=":")
     ax.tick_params(axis="x", labelsize=7)
@@ -335,7 +324,7 @@ def second_order(quick):
     print("\nWithout noise and with N = f, an exact Newton step solves the task (its loss here is"
           "\nrounding, in float64); the paper's 0.114 fits a damped one: a step length of 0.48 or "
           "a ridge of 0.026.")
-    figure, ax = plt.subplots(figsize=(8, 3), layout="constrained")
+    figure, ax = plt.subplots(figsize=(8, 3))
     ax.barh(list(methods), [spread(numbers(found, "loss"))[0] for found in methods.values()],
             color=[BLUE, ORANGE, BLUE, GREEN, GREEN, GREEN, GREY])
     ax.axvline(0.114, color=RED, ls="--", label="the paper's Newton-Raphson")
@@ -374,7 +363,7 @@ def state(quick):
 
     shown = [n for n in (1, 3, 10, 30, 100) if n <= N]
     W = torch.linalg.lstsq(batch.x[0, :f + 1].double(), batch.y[0, :f + 1].double()).solution.mT
-    figure = plt.figure(figsize=(12, 5), layout="constrained")
+    figure = plt.figure(figsize=(12, 5))
     grid = figure.add_gridspec(2, len(shown) + 4)
     for row, name in enumerate(("trained", "constructed")):
         for i, n in enumerate(shown):

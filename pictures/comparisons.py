@@ -94,8 +94,7 @@ def comparison(name, title, models, paper, longer, quick):
            "with the budget above": {label: to_zero(results[label]) for label in longer},
            "÷ GD": first("loss", ".4f", "gd_loss"), "seconds": seconds})
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.4), width_ratios=(1.1, 1),
-                                         layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.4), width_ratios=(1.1, 1))
     colors, ours = dict(zip(results, plt.get_cmap("tab20").colors)), next(iter(results.values()))
     for label, rs in results.items():
         band(left, rs, "loss", colors[label], label, per_step=rs[0]["batch"])
@@ -195,7 +194,7 @@ def model_comparison(quick):
     table(f"Sizes, multivariate regression: {seen} ({steps:,} steps of {BATCH}), the rate of the "
           "family in nd_comparison, 5 seeds (± 0.0000: one seed)", ("model",), results,
           {**COMPARISON, "paper": {label: f"{loss:.4f}" for label, loss in paper.items()}})
-    figure, ax = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    figure, ax = plt.subplots(figsize=(9, 4.8))
     hues = {"Mamba": GREEN, "Griffin": RED, "S5": BLUE}
     across(ax, results, "loss", {label: hues[label.split(",")[0]] for label in GRID}, "zero_loss")
     ax.plot([paper[label] / (10 / 24) for label in results], range(len(results)), "kD", ms=4,
@@ -233,7 +232,7 @@ def lra(quick):
 
     several = [name for name in names if len(curves([results[name]["GRIL"]], "accuracy")[0]) > 1]
     figure, axes = plt.subplots(1, len(several) + 1, figsize=(2.7 * len(several) + 4.5, 3),
-                                layout="constrained", width_ratios=[1] * len(several) + [1.7])
+                                width_ratios=[1] * len(several) + [1.7])
     for ax, name in zip(axes, several):
         for r, color in zip(results[name].values(), (BLUE, ORANGE, GREEN, RED)):
             steps, accuracy, _ = curves([r], "accuracy")
@@ -295,7 +294,7 @@ def gates(quick):
            "best validation accuracy": first("validation_accuracy", ".1f"),
            "last validation loss": lambda results: f"{last(results, 'loss'):.3f}",
            "test accuracy": first("test_accuracy", ".1f"), "minutes": minutes})
-    figure, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+    figure, ax = plt.subplots(figsize=(7, 3))
     bars(ax, accuracies, {name: name for name in names})
     ax.set(ylabel="best validation accuracy, %", title="Gates and blocks at tiny size")
     finish(figure, "gates", quick)
@@ -314,7 +313,7 @@ TEXTS = {       # sweep, steps: of the sweep's runs, of the last ones; scored: t
 
 def wikitext2(quick):
     """Small language models: as many parameters and the same tokens, each with its best rate."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
     for ax, recipe in zip(axes, ["bytes"] if quick else TEXTS):
         language(ax, recipe, TEXTS[recipe], quick)
     axes[0].legend(fontsize=8)

@@ -57,7 +57,7 @@ def how(quick):
                   f"{(o[t - 1] - gd[t - 1]).abs().max():.1e}",
                   vector(o[t - 1]), vector(gd[t - 1]), vector(y[t])) for t in range(1, N + 1)])
 
-    figure, ax = plt.subplots(figsize=(11, 10.6))
+    figure, ax = plt.subplots(figsize=(11, 10.6), layout="none")
     blank(ax, 32.5, 31)
     limit, big = 0.9, Z.abs().max().item()                      # colour scales of tokens, of states
     for place, name, text in (
@@ -173,8 +173,7 @@ def forms(quick):
                   *("" if form == "step" else f"{n / T:.1f}" for n in row))
                  for form, row in numbers.items()])
 
-    figure, axes = plt.subplots(1, 5, figsize=(11.5, 3.3), width_ratios=(1, 1, 1, 1, 1.6),
-                                layout="constrained")
+    figure, axes = plt.subplots(1, 5, figsize=(11.5, 3.3), width_ratios=(1, 1, 1, 1, 1.6))
     for ax, form in zip(axes, FORMS):
         blank(ax, 8.5, 9)
         ax.set_title(f"gril_{form}")
@@ -249,7 +248,7 @@ def prompt(quick):
                 [(t, *(f"{v:.4f}" for l in loss.values() for v in (l[t, 0], l[t].mean())),
                   f"{apart[t]:.4f}") for t in range(N + 1) if t in (0, 1, 2, 5, 10, 20, N)])
 
-    figure = plt.figure(figsize=(9.6, 4.8))
+    figure = plt.figure(figsize=(9.6, 4.8), layout="none")
     grid = figure.add_gridspec(2, 4, height_ratios=(1, 2.6), width_ratios=(1, 1, 1.5, 1.6),
                                left=0.03, right=0.98, top=0.84, bottom=0.12, hspace=0.62,
                                wspace=0.3)

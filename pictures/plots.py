@@ -20,7 +20,8 @@ BLUE, ORANGE, GREEN, RED, GREY = "#2f6db3", "#e08214", "#3c9a5f", "#c0392b", "#8
 WINDOW = ("$x_t$", "$y_t$", "$x_{t+1}$")
 plt.rcParams.update({
     "figure.dpi": 130, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False, "image.cmap": "RdBu_r"})
+    "axes.spines.right": False, "legend.frameon": False, "image.cmap": "RdBu_r",
+    "figure.constrained_layout.use": True})
 
 
 # ------------------------------------------------------------------------------- numbers and tables

@@ -15,8 +15,7 @@ def draw_run(task, model, result):
              if key in learned and learned[key].numel() < 1e5]
     panels = small if len(learned.get("Q", [0])) == 1 else []   # of one layer
     figure, axes = plt.subplots(1, 2 + len(panels), figsize=(6.4 + 1.9 * len(panels), 2.9),
-                                width_ratios=[1.5, 1.2] + [0.75] * len(panels),
-                                layout="constrained")
+                                width_ratios=[1.5, 1.2] + [0.75] * len(panels))
     losses(axes[0], {f"trained {result['model']}": [result]}, task.reference)
     axes[0].set(ylabel="loss", title=f"{result['task']}, f = {task.f}, N = {task.N}")
     axes[0].legend()
@@ -47,7 +46,7 @@ def draw_weights(ax, key, name, M):
 
 def draw_curves(task, result):
     """A run without a construction beside it: losses, and the number that chose the weights."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 2.9), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(8, 2.9))
     for ax, columns in zip(axes, (("train_loss", "loss"), (task.choose, f"test_{task.choose}"))):
         for column, color in zip(columns, (BLUE, ORANGE)):
             points = [(int(row["step"]), float(row[column])) for row in metrics(result)

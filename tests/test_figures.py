@@ -917,7 +917,8 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
                          "parameters": f"{r['parameters']:,}",
                          "steps": f"{r['steps']:,}", "test": f"{r['test_accuracy']:.1f}",
                          "best on test": f"{r['best_test_accuracy']:.1f}",
-                         "most frequent class": f"{r['most_frequent']:.1f}", "minutes": minutes([r]),
+                         "most frequent class": f"{r['most_frequent']:.1f}",
+                         "minutes": minutes([r]),
                          "paper's GRIL": str(LRA[name].paper_accuracy) if label == "GRIL" else ""})
     assert next(tables).rows == rows
     final = {(r["task"], r["model"]): r for r in figure.made
