@@ -119,29 +119,27 @@ class Task:
         """The other sequence models on the very tokens that GRIL gets, a row each; read at the last position."""
         L, f = self.example(1).s.shape[1:]
 
-        def build(name, f, preset):
-            sizes = {**baselines.SIZES[preset]["default"], **{size: value for size, value in self.sizes.items() if value}}
-            if "heads" in sizes.keys() - baselines.SIZES[preset]["default"].keys():
+        def build(name):
+            default = baselines.MODELS[name].in_context["default"]
+            sizes = {**default, **{size: value for size, value in self.sizes.items() if value}}
+            if "heads" in sizes.keys() - default.keys():
                 raise ValueError(f"--heads: {name} has no heads")
             return baselines.make(name, f, self.outputs, sizes.pop("width"), **sizes)
-        rows = {name: lambda name=name: build(name, f, name) for name in baselines.MODELS}
-        if L == 2 * self.N + 1:                                                 # interleaved, so that it can be paired
-            pairs = "linear_attention_pairs"
-            rows[pairs] = lambda: baselines.Pairs(build("linear_attention", 2 * f, pairs))
-        return rows
+        return {name: lambda name=name: build(name) for name in baselines.offered("in_context")
+                if name != "linear_attention_pairs" or L == 2 * self.N + 1}     # interleaved, so that it can be paired
 
     def model(self, name="gril"):
         row = known(f"model for {self.name}", name, {**self.models(), **self.others()})
-        if name not in baselines.SIZES and (self.sizes["width"] or self.sizes["heads"]):
+        if name not in baselines.offered("in_context") and (self.sizes["width"] or self.sizes["heads"]):
             raise ValueError(f"--width and --heads are sizes of other sequence models than {name}")
-        if self.layers > 1 and name not in baselines.SIZES and name not in self.layered:
+        if self.layers > 1 and name not in baselines.offered("in_context") and name not in self.layered:
             raise ValueError(f"--layers: {name} of {self.name} has one layer; multistep_regression has several")
         return row()
 
     @classmethod
     def adapt(cls, name, model):
         """What the named recipe changes for another sequence model: its rates and sizes."""
-        if model not in baselines.SIZES:
+        if model not in baselines.offered("in_context"):
             return {}
         changes = baselines.recipe(name, model, cls.name)
         if cls.recipes[name]["layers"] > 1:                                     # the task's steps are the model's layers

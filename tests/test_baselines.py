@@ -10,9 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import lm
+import lra
 import train
-from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin, LinearAttention, Mamba,
-                       SIZES, Pairs, RecurrentBlock, Transformer, hippo, make, recipe, rotate, state_size)
+from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin,
+                       LinearAttention, Mamba, Mixer, Model, Pairs, RecurrentBlock, Transformer,
+                       hippo, make, offered, recipe, rotate, state_size)
 from gril import GRIL, Block, GrilMixer, MultistepGRIL, ScalarGRIL, interleave
 from tasks import TASKS, Task, gradient_descent, query
 from test_gril import agree, seeded
@@ -32,6 +35,8 @@ MIXERS = {
     "Griffin":          lambda: Griffin(H, heads=2, window=5),
     "Transformer":      lambda: Transformer(H, heads=2),
 }
+
+NETWORKS = [name for name in offered("in_context") if name != "linear_attention_pairs"]
 
 
 def built(name):
@@ -274,7 +279,7 @@ def test_a_sequence_cut_anywhere_and_continued_is_the_uncut_one(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_two_layers_streamed_equal_their_forward(name):
     torch.manual_seed(0)
     network, s = make(name, 4, 3, H, layers=2).to(f64), seeded(2, 37, 4)
@@ -288,7 +293,7 @@ def test_two_layers_streamed_equal_their_forward(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_causal_to_the_bit(name):
     torch.manual_seed(0)
     network, s = make(name, 4, 3, H, layers=2), seeded(2, 50, 4, dtype=torch.float32)
@@ -434,7 +439,7 @@ def test_lru_starts_on_the_whole_disc():
     assert angle.min() < 0.1 and 6.2 < angle.max()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_parameter_is_reached_and_every_recurrent_one_exists(name):
     torch.manual_seed(0)
     network = make(name, 4, 3, H, layers=2)
@@ -498,7 +503,7 @@ def test_which_parameters_have_the_lower_rate_and_no_decay(name, slow):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_dropout_reaches_every_layer_in_training_alone(name):
     torch.manual_seed(0)
     network, s = make(name, 4, 3, H, layers=2, dropout=0.5), seeded(2, 9, 4, dtype=torch.float32)
@@ -634,7 +639,7 @@ TINY = ["--f", "3", "--n", "4", "--steps", "3", "--batch", "4", "--tasks", "20",
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("model", SIZES)
+@pytest.mark.parametrize("model", offered("in_context"))
 def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model):
     if (task, model) == ("scalar_regression", "linear_attention_pairs"):            # its tokens are windows already
         with pytest.raises(SystemExit, match="unknown model for scalar_regression.*There are: gril.*transformer"):
@@ -643,9 +648,10 @@ def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model)
     result = train.main(["--task", task, "--model", model, *TINY, str(tmp_path / "run")])
     loaded, network, again = train.load(tmp_path / "run")
     assert loaded.report(network, 20_000)["loss"] == result["loss"] and math.isfinite(result["loss"])
-    sizes = {name: again[name] for name in SIZES[model]["default"]}
+    default = MODELS[model].in_context["default"]
+    sizes = {name: again[name] for name in default}
     layers = dict(layers=2) if task == "multistep_regression" else {}               # the task's steps
-    assert sizes == dict(SIZES[model]["default"], width=16, **layers) == {name: result[name] for name in sizes}
+    assert sizes == dict(default, width=16, **layers) == {name: result[name] for name in sizes}
     assert result["parameters"] == sum(p.numel() for p in network.parameters())
     assert {"gd_loss", "zero_loss", "constructed_loss", "cosine", "seconds"} <= set(again) and "Q_distance" not in again
     torch.manual_seed(0)                                                # as the run did
@@ -708,6 +714,29 @@ def test_the_papers_recipes():
     scalar = TASKS["scalar_regression"]
     full = {**scalar.recipes["paper"], **scalar.adapt("paper", "mamba")}
     assert (full["steps"], full["batch"], full["weight_decay"], full["lr"]) == (300_000, 64, 0.0, 1e-4)
+
+
+def test_a_class_and_a_row_make_a_model_for_all_three_places(monkeypatch):
+    class Sum(Mixer):
+        writes = "W"
+
+        def __init__(self, H, J=1):
+            super().__init__()
+            self.J, self.W = J, torch.nn.Linear(H, H, bias=False)
+
+        def run(self, x, state=0):
+            y = state + self.W(x).cumsum(1)
+            return y, y[:, -1:]
+    monkeypatch.setitem(MODELS, "sum", Model(Sum, "J", lm=dict(framed=True)))
+    places = [(TASKS["nd_regression"](), 1), (lra.LRA["text"](lra.LRA["text"].recipes["tiny"]), 8),
+              (lm.LM["text_file"](lm.RECIPES["bytes"], "/nonexistent"), 16)]
+    for task, J in places:
+        mixers = [m for m in task.model("sum").modules() if isinstance(m, Sum)]
+        assert mixers and {m.J for m in mixers} == {J}, task.name
+    monkeypatch.setitem(MODELS, "sum", Model(Sum, in_context=None, lra=None, lm=None))
+    for task, _ in places:
+        with pytest.raises(ValueError, match="unknown model.*'sum'.*There are: .*s5"):
+            task.model("sum")
 
 
 def test_a_causal_filter_keeps_bfloat16():
