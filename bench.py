@@ -39,7 +39,7 @@ from gril import GRIL, Block, GrilMixer, construct_multivariate
 from lm import RECIPES, LanguageModel
 from lra import LRA
 from pictures.plots import place
-from tasks import Task
+from tasks import NdRegression
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRESETS = {                                                     # H, P, J of the paper's tables, and the length; laptop is ours
@@ -317,7 +317,7 @@ def plainest_loop(f, N, batch):
 def our_loop(f, N, batch):
     """What train.py does in a step."""
     torch.manual_seed(0)
-    task = Task(f=f, N=N)
+    task = NdRegression(f=f, n=N)
     model, stream = task.model(), task.stream(0, batch)
     optimizer, parameters = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), list(model.parameters())
 
@@ -410,7 +410,7 @@ def cuda_check(rounds):
     weights = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
-        task, model = Task(f=5, N=5), construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
+        task, model = NdRegression(f=5, n=5), construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
         optimizer, generator = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
         for _ in range(2):
             batch = task.sample(64, generator)
@@ -444,8 +444,8 @@ def data(rounds, rows=1000):
 def loader(rounds, batches=10):
     """Tokens a second that the loader alone delivers ÷ those that training the tiny model takes, on the files there are."""
     rows = []
-    for name, LRATask in LRA.items():
-        task = LRATask(LRATask.recipes["tiny"])
+    for name, Task in LRA.items():
+        task = Task()
         try:
             stream = task.stream(0, task.recipe["batch"], DEVICE)
         except ValueError as error:

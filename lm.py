@@ -34,8 +34,10 @@ from files.downloads import data_folder
 from files.runs import read
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
 from gril import Block, Mixer
-from machine.devices import DEVICES, choose_device, my_share, on, summed
+from machine.devices import choose_device, my_share, on, summed
 from machine.errors import known
+from machine.options import LOOP, Option, flag
+from tasks import Task
 
 
 # -------------------------------------------------------------------------------------------------------- 1. model
@@ -171,42 +173,55 @@ class HeadLoss(torch.autograd.Function):
 
 # -------------------------------------------------------------------------------------------------------- 2. tasks
 
-TINY = dict(steps=1200, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, clip=1.0, evaluate_every=200,
-            checkpoint_every=200, patience=0, choose="perplexity", higher=False, tokenizer="gpt2", length=256, layers=4,
-            H=128, inner=128, P=64, J=16, dropout=0.0, stateful=False, validate_tokens=32_768, report_tokens=0)
+TINY = dict(steps=1200, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, clip=1.0,
+            evaluate_every=200, checkpoint_every=200)
 RECIPES = {
     "tiny": TINY,
-    "bytes": dict(TINY, tokenizer="bytes", steps=2000, length=512, choose="bits", validate_tokens=262_144),
-    # the paper's, but for the recurrent rate, clipping and dropout, of which it says nothing: 230,000 steps are 32 epochs
-    "paper": dict(TINY, steps=230_000, batch=16, lr=2e-3, recurrent_lr=5e-4, warmup=16_000, evaluate_every=1000,
-                  checkpoint_every=1000, patience=20, length=1024, layers=16, H=768, inner=768, P=128, J=32, dropout=0.1,
-                  validate_tokens=0),
+    "bytes": dict(TINY, tokenizer="bytes", steps=2000, length=512, validate_tokens=262_144),
+    # the paper's, but for the recurrent rate, clipping and dropout, of which it says nothing
+    "paper": TINY | dict(steps=230_000, batch=16, lr=2e-3, recurrent_lr=5e-4, warmup=16_000,
+                         evaluate_every=1000, checkpoint_every=1000, patience=20, length=1024,
+                         layers=16, H=768, inner=768, P=128, J=32, dropout=0.1, validate_tokens=0),
 }
 
 
-class WikiText103:
-    """The next token, in blocks of `length`; the other tasks say what differs."""
-    name, folder, command = "wikitext103", "wikitext-103", "prepare wikitext103"
-    recipes, paper_parameters = RECIPES, 117e6
+class NextToken(Task):
+    """The next token, in blocks of `length`; the tasks below say what differs."""
+    higher = False
+    recipes = RECIPES
+    options = dict(
+        tokenizer=Option("gpt2", "gpt2 or bytes", among=tuple(TOKENIZERS)),
+        length=Option(256, "tokens of a block", least=1),
+        layers=Option(4, "layers", least=1),
+        H=Option(128, "width of the model", least=1),
+        inner=Option(128, "width inside a feed-forward layer", least=1),
+        P=Option(64, "state size", least=1),
+        J=Option(16, "blocks of the state", least=1),
+        dropout=Option(0.0, "share of activations dropped in training", least=0),
+        form=Option("chunk", "of the recurrence: loop, scan or chunk", among=("loop", "scan", "chunk")),
+        stateful=Option(False, "carry the state from block to block"),
+        validate_tokens=Option(32_768, "tokens of a validation, 0 for all", least=0),
+        report_tokens=Option(0, "tokens of the last report, 0 for all", least=0),
+    )
 
-    def __init__(self, recipe, data=None):
-        known("tokenizer", recipe["tokenizer"], TOKENIZERS)
-        for key in ("length", "layers", "H", "inner", "P", "J"):
-            if recipe[key] < 1:
-                raise ValueError(f"{self.name}: {key} must be at least 1, got {recipe[key]}")
+    def __init__(self, data=None, **numbers):
+        super().__init__(**numbers)
+        recipe = self.recipe
         for key in ("validate_tokens", "report_tokens"):
-            if recipe[key] < 0 or recipe[key] == 1:
-                raise ValueError(f"--{key.replace('_', '-')} must be 0 (all) or at least 2: a token is scored after another; "
-                                 f"got {recipe[key]}")
-        if recipe.get("choose") == "bits" and recipe["tokenizer"] != "bytes":
-            raise ValueError("bits a byte need --tokenizer bytes; for GPT-2's tokens choose --size tiny")
-        if recipe["stateful"] and recipe.get("accumulate", 1) > 1:
+            if recipe[key] == 1:
+                raise ValueError(f"{flag(key)} must be 0 (all) or at least 2: a token is scored after "
+                                 "another; got 1")
+        if recipe["stateful"] and recipe["accumulate"] > 1:
             raise ValueError("--stateful carries one state from step to step, --accumulate would need several: choose one")
         self.recipe, self.length, self.data = recipe, recipe["length"], data_folder(data)
         self.state = None                                                       # carried from block to block if stateful
 
+    @property
+    def choose(self):
+        return "bits" if self.recipe["tokenizer"] == "bytes" else "perplexity"
+
     def model(self, name="gril"):
-        sizes = {key: self.recipe[key] for key in ("layers", "H", "inner", "P", "J", "dropout")}
+        sizes = {key: self.recipe[key] for key in ("layers", "H", "inner", "P", "J", "dropout", "form")}
         model = LanguageModel(TOKENIZERS[self.recipe["tokenizer"]], model=name, **sizes)
         if self.recipe["stateful"] and not model.constant:
             raise ValueError(f"{name} remembers every token, so that a carried state would only grow: train it without "
@@ -287,12 +302,17 @@ class WikiText103:
         return "\n".join(rows)
 
 
-class WikiText2(WikiText103):
-    name, folder, command, paper_parameters = "wikitext2", "wikitext-2", "prepare wikitext2", None
+class WikiText103(NextToken):
+    name, folder, command = "wikitext103", "wikitext-103", "prepare wikitext103"
+    paper_parameters = 117e6
 
 
-class TextFile(WikiText103):
-    name, folder, command, paper_parameters = "text_file", "text_file", "prepare --text FILE", None
+class WikiText2(NextToken):
+    name, folder, command = "wikitext2", "wikitext-2", "prepare wikitext2"
+
+
+class TextFile(NextToken):
+    name, folder, command = "text_file", "text_file", "prepare --text FILE"
 
 
 LM = {task.name: task for task in (WikiText103, WikiText2, TextFile)}
@@ -374,7 +394,8 @@ def load(folder):
     config = json.loads((folder / "config.json").read_text())
     if config.get("task") not in LM:
         raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
-    task = LM[config["task"]]({key: config.get(key, value) for key, value in TINY.items()}, config.get("data"))
+    Task = LM[config["task"]]
+    task = Task(config.get("data"), **{key: config[key] for key in Task.options if key in config})
     model = task.model(config["model"])
     path = next((folder / name for name in ("best.pt", "weights.pt", "last.pt") if (folder / name).exists()), None)
     if path is None:
@@ -460,15 +481,15 @@ def main(argv=None):
             for split, entry in header["splits"].items():
                 print(f"{split:6s}{entry['tokens']:12,d} tokens of {header['tokenizer']} from {entry['source']}")
             return
-        for flag, value in (("--tokens", args.tokens), ("--temperature", args.temperature), ("--top-k", args.top_k)):
+        for name, value in (("--tokens", args.tokens), ("--temperature", args.temperature), ("--top-k", args.top_k)):
             if not value >= 0:
-                raise ValueError(f"{flag} must be 0 or more, got {value}")
+                raise ValueError(f"{name} must be 0 or more, got {value}")
         if not 0 <= args.seed < 2 ** 32:
             raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
         task, model, config = load(args.run)
         tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
         prompt = tokens.encode(args.prompt) or [tokens.start]
-        known("device", args.device, DEVICES)
+        LOOP["device"].check("device", args.device)
         model.to(choose_device(args.device))
         print(args.prompt, end="", flush=True)
         ids = generate(model, prompt, args.tokens, args.temperature, args.top_k, args.seed)

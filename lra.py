@@ -41,6 +41,8 @@ from files.arena import (SPLITS, SYMBOLS, generate_listops, load, read_image, re
 from files.downloads import data_folder, download, unpack
 from machine.devices import my_share, on, summed
 from machine.errors import known
+from machine.options import Option
+from tasks import Task
 
 END = 256                                       # the end token
 
@@ -127,42 +129,62 @@ class Classifier(nn.Module):
 
 # --------------------------------------------------------------------------------------------------------- 3. tasks
 
-COLUMNS = "layers H P J steps warmup lr recurrent_lr weight_decay dropout batch length r_min r_max max_phase gate".split()
-TINY = {            # a laptop: at most 20 minutes on two CPU cores
-    "listops":    (2, 64, 64, 8, 1500, 100, 4e-3, 1e-3, 0.05, 0.0, 32, 256, 0.5, 0.999, 2 * pi, "real"),
-    "text":       (2, 64, 64, 8, 600, 100, 2e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.5, 0.9, 2 * pi, "real"),
-    "retrieval":  (2, 64, 64, 8, 200, 50, 2e-3, 1e-3, 0.05, 0.1, 16, 1024, 0.5, 0.9, 2 * pi, "real"),
-    "image":      (2, 64, 64, 8, 1300, 100, 3e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
-    "pathfinder": (2, 64, 64, 8, 150, 50, 2e-3, 1e-3, 0.05, 0.0, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
-}
-PAPER = {           # App. E; not in the paper: recurrent rate (a quarter here), r_min to gate, clipping, validation, patience
-    "listops":    (6, 128, 32, 8, 300_000, 30_000, 2e-3, 5e-4, 0.05, 0.0, 32, 2048, 0.0, 0.9, 2 * pi, "real"),
-    "text":       (6, 256, 128, 16, 78_200, 4_000, 5e-4, 1.25e-4, 0.12, 0.1, 32, 4096, 0.5, 0.9, 2 * pi, "complex"),
-    "retrieval":  (4, 128, 256, 16, 100_000, 10_000, 4e-3, 1e-3, 0.01, 0.1, 64, 4000, 0.5, 0.9, 2 * pi, "complex"),
-    "image":      (7, 512, 256, 2, 281_400, 28_000, 4e-3, 1e-3, 0.05, 0.1, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
-    "pathfinder": (6, 256, 128, 16, 500_000, 1_000, 4e-4, 1e-4, 0.10, 0.1, 32, 1024, 0.9, 0.999, pi / 8, "complex"),
-}
+BASE = dict(layers=2, H=64, P=64, J=8, batch=32, clip=1.0, evaluate_every=200, checkpoint_every=200,
+            evaluate_rows=1000, r_min=0.5, r_max=0.9, gate="real", recurrent_lr=1e-3,
+            weight_decay=0.05, dropout=0.0, length=1024)
+PIXELS = dict(BASE, r_min=0.9, r_max=0.999, max_phase=pi / 8, gate="complex")
+TINY = dict(            # a laptop: at most 20 minutes on two CPU cores
+    listops=dict(BASE, steps=1500, warmup=100, lr=4e-3, length=256, r_max=0.999),
+    text=dict(BASE, steps=600, warmup=100, lr=2e-3, dropout=0.1),
+    retrieval=dict(BASE, steps=200, warmup=50, lr=2e-3, dropout=0.1, batch=16),
+    image=dict(PIXELS, steps=1300, warmup=100, lr=3e-3),
+    pathfinder=dict(PIXELS, steps=150, warmup=50, lr=2e-3),
+)
+# App. E. Not in the paper: recurrent rate (a quarter here), r_min to gate, clipping, validation, patience.
+LONG = dict(evaluate_every=2000, evaluate_rows=0, checkpoint_every=2000, patience=50)
+PAPER = dict(
+    listops=BASE | LONG | dict(
+        layers=6, H=128, P=32, J=8, steps=300_000, warmup=30_000, lr=2e-3, recurrent_lr=5e-4, length=2048, r_min=0.0),
+    text=BASE | LONG | dict(
+        layers=6, H=256, P=128, J=16, steps=78_200, warmup=4_000, lr=5e-4, recurrent_lr=1.25e-4,
+        weight_decay=0.12, dropout=0.1, length=4096, gate="complex"),
+    retrieval=BASE | LONG | dict(
+        layers=4, H=128, P=256, J=16, steps=100_000, warmup=10_000, lr=4e-3, weight_decay=0.01,
+        dropout=0.1, batch=64, length=4000, gate="complex"),
+    image=PIXELS | LONG | dict(
+        layers=7, H=512, P=256, J=2, steps=281_400, warmup=28_000, lr=4e-3, dropout=0.1),
+    pathfinder=PIXELS | LONG | dict(
+        layers=6, H=256, P=128, J=16, steps=500_000, warmup=1_000, lr=4e-4, recurrent_lr=1e-4,
+        weight_decay=0.10, dropout=0.1),
+)
 
 
 def presets(name):
-    """Presets of a task; evaluate_rows are the rows of a validation on the way, 0 for all."""
-    loop = dict(clip=1.0, choose="accuracy", higher=True)
-    return {"tiny": dict(zip(COLUMNS, TINY[name]), **loop, evaluate_every=200, evaluate_rows=1000,
-                         checkpoint_every=200, patience=0),
-            "paper": dict(zip(COLUMNS, PAPER[name]), **loop, evaluate_every=2000, evaluate_rows=0,
-                          checkpoint_every=2000, patience=50)}
+    return dict(tiny=TINY[name], paper=PAPER[name])
 
 
-class LRATask:
-    """What the training loop asks for; the five tasks below say what differs."""
+class Arena(Task):
+    """A Long Range Arena task; the five below say what differs."""
     documents, end = 1, False                   # per row; does an end token follow each?
-    compiled = False                            # train.py says so where it compiles the loss
+    choose = "accuracy"
+    options = dict(
+        layers=Option(2, "layers", least=1),
+        H=Option(64, "width of the model", least=1),
+        P=Option(64, "state size", least=1),
+        J=Option(8, "blocks of the state", least=1),
+        dropout=Option(0.0, "share of activations dropped in training", least=0),
+        length=Option(1024, "longest sequence", least=1),
+        gate=Option("real", "real or complex", among=("real", "complex")),
+        r_min=Option(0.5, "smallest |gate| at the start", least=0),
+        r_max=Option(0.9, "largest |gate| at the start", least=0),
+        max_phase=Option(2 * pi, "largest angle of a complex gate at the start", least=0),
+        form=Option("chunk", "of the recurrence: loop, scan or chunk", among=("loop", "scan", "chunk")),
+        evaluate_rows=Option(1000, "rows of a validation, 0 for all", least=0),
+    )
 
-    def __init__(self, recipe, data=None):
-        for key in ("length", "layers", "H", "P", "J"):
-            if recipe[key] < 1:
-                raise ValueError(f"{self.name}: {key} must be at least 1, got {recipe[key]}")
-        self.recipe, self.folder, self._data = recipe, data_folder(data), None
+    def __init__(self, data=None, **numbers):
+        super().__init__(**numbers)
+        self.folder, self._data = data_folder(data), None
 
     # ---- data
 
@@ -282,7 +304,7 @@ class LRATask:
                          + [f"{name:52s}{value:8.2f}" for name, value in lines if value is not None])
 
 
-class ListOps(LRATask):
+class ListOps(Arena):
     name, classes, vocabulary = "listops", 10, len(SYMBOLS) + 1
     paper_parameters, paper_accuracy = 0.26e6, 62.40
     recipes = presets("listops")
@@ -298,7 +320,7 @@ class ListOps(LRATask):
         return " ".join(SYMBOLS[token - 1] for token in tokens)
 
 
-class Text(LRATask):
+class Text(Arena):
     name, classes, vocabulary, end = "text", 2, 257, True
     paper_parameters, paper_accuracy = 1.43e6, 86.86
     recipes = presets("text")
@@ -318,7 +340,7 @@ class Text(LRATask):
         return bytes(tokens).decode("utf-8", "replace")
 
 
-class Retrieval(LRATask):
+class Retrieval(Arena):
     name, classes, vocabulary, documents, end = "retrieval", 2, 257, 2, True
     paper_parameters, paper_accuracy = 1.00e6, 87.90
     recipes = presets("retrieval")
@@ -332,7 +354,7 @@ class Retrieval(LRATask):
         return [place / f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
 
 
-class Image(LRATask):
+class Image(Arena):
     name, classes, vocabulary = "image", 10, None
     paper_parameters, paper_accuracy = 6.46e6, 72.56
     recipes = presets("image")
@@ -450,7 +472,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         Task = known("task", args.task, LRA)
-        {"prepare": prepare, "show": show}[args.command](Task(Task.recipes["tiny"], args.data), args)
+        {"prepare": prepare, "show": show}[args.command](Task(args.data), args)
     except (ValueError, OSError) as error:
         sys.exit(f"lra.py: {error}")
 

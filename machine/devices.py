@@ -7,8 +7,6 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-DEVICES = dict.fromkeys(("auto", "cpu", "cuda", "mps"))
-
 
 def choose_device(name):
     for kind, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):

@@ -13,7 +13,7 @@ import train
 from gril import GrilMixer, states, window
 from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, finish, place, print_table
 from pictures.trained import runs
-from tasks import Task, gradient_descent
+from tasks import NdRegression, gradient_descent
 
 
 def cells(ax, M, x, y, limit, label="", color="black", edge=None):
@@ -33,7 +33,7 @@ def blank(ax, width, height):
 def how(quick):
     """One prompt through the constructed layer, step by step: window, cross-product, state, read-out."""
     f, N, shown = 4, 5, 2
-    task = Task(f=f, N=N)
+    task = NdRegression(f=f, n=N)
     x, y, s = (z[0] for z in task.sample(1, torch.Generator().manual_seed(3)))
     layer = task.constructed()
     C = window(s[None], 3, 2, causal=False)[0]                                  # (N, f, 3)
