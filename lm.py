@@ -274,13 +274,13 @@ class NextToken(Task):
                 total += loss * y.numel()
         return (total if stateful else summed(total)).item() / (len(ids) - 1)
 
-    def numbers(self, loss):
+    def scores(self, loss):
         bits = dict(bits=loss / math.log(2)) if self.recipe["tokenizer"] == "bytes" else {}    # per byte
         return dict(loss=loss, perplexity=math.exp(min(loss, 700)), **bits)
 
     def validate(self, model):
         ids = self.tokens("valid")
-        return self.numbers(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
+        return self.scores(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
 
     def report(self, model, seed):
         """Scores on test, or on valid where there is no test; stateful_… with the state carried on."""
@@ -291,7 +291,7 @@ class NextToken(Task):
         if model.constant:
             scores["stateful"] = self.score(model, ids, stateful=True)
         return dict(split=split, tokens=len(ids), parameters=parameters(model), **{
-            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.numbers(loss).items()})
+            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.scores(loss).items()})
 
     def table(self, result):
         rows = ["{model} on {task}, {parameters:,d} parameters; {split}, {tokens:,d} tokens of {tokenizer}".format(**result)]
@@ -395,7 +395,7 @@ def load(folder):
     if config.get("task") not in LM:
         raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
     Task = LM[config["task"]]
-    task = Task(config.get("data"), **{key: config[key] for key in Task.options if key in config})
+    task = Task(config.get("data"), **{key: config[key] for key in {**LOOP, **Task.options} if key in config})
     model = task.model(config["model"])
     path = next((folder / name for name in ("best.pt", "weights.pt", "last.pt") if (folder / name).exists()), None)
     if path is None:

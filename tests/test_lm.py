@@ -297,7 +297,7 @@ def test_prepare_wikitext(tmp_path, vocabulary):
     lines = [line + "\n" for line in WIKI.split("\n") if line.strip()]
     expected = [i for line in lines for i in bpe.encode(line) + [50256]]
     for n, split in enumerate(("train", "valid", "test")):
-        ids = LM["wikitext2"](RECIPES["tiny"], tmp_path).tokens(split)
+        ids = LM["wikitext2"](tmp_path).tokens(split)
         assert ids.dtype == np.uint16 and ids.tolist() == expected * (2 + n)
         assert header["splits"][split]["tokens"] == len(ids) and header["tokenizer"] == "gpt2"
     assert 15496 in expected and 995 in expected and expected.count(50256) == 5
@@ -309,7 +309,7 @@ def test_prepare_reads_zip_files_raw_before_tokens_and_bytes(tmp_path):
         for split in ("train", "valid", "test"):
             archive.writestr(f"wikitext-103-raw/wiki.{split}.raw", split + WIKI)
     prepare("wikitext103", tmp_path, bytes_only=True, quiet=True)
-    task = LM["wikitext103"](RECIPES["bytes"], tmp_path)
+    task = LM["wikitext103"](tmp_path, **RECIPES["bytes"])
     for split in ("train", "valid", "test"):
         assert Bytes().decode(task.tokens(split)) == split + WIKI
     assert task.has_test
@@ -335,7 +335,7 @@ def test_a_zip_file_is_encoded_in_parallel(tmp_path, vocabulary, monkeypatch):
     (tmp_path / "gpt2").symlink_to(vocabulary / "gpt2")
     for workers in (1, 2):
         prepare("wikitext2", tmp_path, workers=workers, quiet=True)
-        ids = LM["wikitext2"](RECIPES["tiny"], tmp_path).tokens("train").tolist()
+        ids = LM["wikitext2"](tmp_path).tokens("train").tolist()
         assert ids == [*ids[:len(ids) // 20]] * 20 and ids.count(50256) == 20 * 5
 
 
@@ -347,7 +347,7 @@ def test_a_text_of_ones_own_in_parts_and_in_parallel(tmp_path, vocabulary, monke
     whole = tokens.tokenizer("gpt2", vocabulary).encode(text)
     for workers in (1, 2):
         prepare(None, tmp_path / str(workers), vocabulary, tmp_path / "my.txt", workers=workers, quiet=True)
-        task = LM["text_file"](RECIPES["tiny"], tmp_path / str(workers))
+        task = LM["text_file"](tmp_path / str(workers))
         parts = [task.tokens(split).tolist() for split in ("train", "valid", "test")]
         assert sum(parts, []) == whole and [round(20 * len(part) / len(whole)) for part in parts] == [18, 1, 1]
 
@@ -381,7 +381,7 @@ def text_file(folder, text=None, **recipe):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "my.txt").write_text(text or "".join(random_text(seed) for seed in range(8)))
     prepare(None, folder, text=folder / "my.txt", bytes_only=True, quiet=True)
-    return LM["text_file"](dict(RECIPES["bytes"], H=16, inner=16, P=8, J=2, layers=2, length=32, batch=4, **recipe), folder)
+    return LM["text_file"](folder, **dict(RECIPES["bytes"], H=16, inner=16, P=8, J=2, layers=2, length=32, batch=4, **recipe))
 
 
 def test_damaged_token_files(tmp_path):
@@ -407,7 +407,7 @@ def test_damaged_token_files(tmp_path):
     header.unlink()
     refused("there is no .*bytes.json")
     with pytest.raises(ValueError, match="there is no .*gpt2.json"):
-        LM["text_file"](RECIPES["tiny"], tmp_path).tokens("train")
+        LM["text_file"](tmp_path).tokens("train")
 
 
 def write_tokens(folder, kind, split, ids):
@@ -427,7 +427,7 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path, vocabulary):
                                          "make it with: python lm.py"):
         task.tokens("train")
     prepare(None, tmp_path, vocabulary, tmp_path / "my.txt", quiet=True)
-    task = LM["text_file"](RECIPES["tiny"], tmp_path)
+    task = LM["text_file"](tmp_path)
     ids = np.array(task.tokens("valid"))
     ids[-1] = 50256
     write_tokens(tmp_path / "text_file", "gpt2", "valid", ids)
@@ -583,12 +583,12 @@ def draw(B, T, V=50, seed=0):
 
 def test_parameters_of_the_paper_and_of_every_row():
     with torch.device("meta"):
-        task = LM["wikitext103"](RECIPES["paper"])
+        task = LM["wikitext103"](**RECIPES["paper"])
         count, H, P = parameters(task.model()), 768, 128
         assert count == pytest.approx(task.paper_parameters, rel=0.01)
         assert count == pytest.approx(50257 * H + 16 * (8 * H * H + 2 * P * H + 2 * P * P), rel=0.003)
         for name, recipe in RECIPES.items():
-            task = LM["wikitext103"](dict(recipe, layers=3))    # Griffin's pattern once
+            task = LM["wikitext103"](**dict(recipe, layers=3))    # Griffin's pattern once
             nets = {model: task.model(model) for model in MODELS}
             counts = {model: parameters(net) - parameters(net.embed) for model, net in nets.items()}
             assert counts == pytest.approx(dict.fromkeys(MODELS, counts["gril"]), rel=0.01), name
@@ -600,7 +600,7 @@ def test_the_paper_recipe_is_that_of_the_paper():
     """App. F, and Table 2's 117M."""
     sizes = dict(layers=16, H=768, inner=768, P=128, J=32, length=1024, tokenizer="gpt2")
     training = dict(steps=230_000, warmup=16_000, lr=2e-3, weight_decay=0.05, batch=16)
-    r = RECIPES["paper"]
+    r = LM["wikitext103"].numbers("paper")
     assert {key: r[key] for key in (*sizes, *training)} == dict(sizes, **training)
     assert LM["wikitext103"].recipes is RECIPES and LM["wikitext103"].paper_parameters == 117e6
     assert r["recurrent_lr"] == r["lr"] / 4 and r["validate_tokens"] == r["report_tokens"] == 0
@@ -609,11 +609,12 @@ def test_the_paper_recipe_is_that_of_the_paper():
 
 @pytest.mark.parametrize("size", RECIPES)
 def test_recipes_choose_by_the_lowest_validation_score(size):
-    r = RECIPES[size]
-    assert r["choose"] == dict(bytes="bits", gpt2="perplexity")[r["tokenizer"]] and not r["higher"]
+    Task = LM["wikitext103"]
+    r, task = Task.numbers(size), Task(**Task.numbers(size))
+    assert task.choose == dict(bytes="bits", gpt2="perplexity")[r["tokenizer"]] and not task.higher
     assert 0 < r["recurrent_lr"] < r["lr"] and 0 < r["warmup"] < r["steps"] and r["clip"] == 1
     assert r["report_tokens"] == 0 and not r["stateful"], "a report is of the whole text"
-    assert set(r) == set(RECIPES["paper"]), "an option that one size lacks"
+    assert RECIPES[size].items() <= r.items(), "a number that nobody declares is lost"
 
 
 # Of each mixer: the frame around it, or not; what is inside; its window.
@@ -633,7 +634,7 @@ BUILT = {
 @pytest.mark.parametrize("model", MODELS)
 def test_models_are_built_as_the_recipe_says(model):
     recipe = dict(RECIPES["bytes"], layers=6, H=128, inner=40, P=24, J=4, dropout=0.3)
-    net = LM["text_file"](recipe, "/nonexistent").model(model)
+    net = LM["text_file"]("/nonexistent", **recipe).model(model)
     framed, kind, w = BUILT[model]
     mixers = [block.mixer for block in net.layers[::2]]
     assert len(mixers) == 6 and all(isinstance(mixer, lm.Gated) == framed for mixer in mixers)
@@ -938,7 +939,7 @@ def test_stateful_blocks_follow_each_other_and_their_losses_are_those_of_one_lon
     with pytest.raises(ValueError, match="transformer remembers every token"):
         task.model("transformer")
     with pytest.raises(ValueError, match="--accumulate would need several"):
-        LM["text_file"](dict(task.recipe, accumulate=2))
+        LM["text_file"](**dict(task.recipe, accumulate=2))
 
 
 def test_scores_count_every_token_once(tmp_path):
@@ -999,7 +1000,7 @@ def test_report_and_table(tmp_path):
     (tmp_path / "text_file" / "bytes.json").write_text((tmp_path / "text_file" / "bytes.json").read_text().replace("test", "x"))
     assert task.report(task.model().eval(), 0)["valid_bits"] > 0                # WikiText without its test file
     assert "stateful_loss" not in task.report(task.model("transformer").eval(), 0)
-    assert task.recipe["choose"] in task.validate(task.model().eval())
+    assert task.choose in task.validate(task.model().eval())
 
 
 def test_texts_shorter_than_a_block(tmp_path):
@@ -1161,7 +1162,7 @@ def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
     runs.save(tmp_path / "last.pt", dict(model=net.state_dict(), step=3))      # a run that is not finished
     for a, b in zip(lm.load(tmp_path)[1].parameters(), net.parameters()):
         assert torch.equal(a, b)
-    assert task.recipe == {key: config[key] for key in RECIPES["tiny"]}
+    assert task.recipe == {key: config[key] for key in task.recipe}
     for i, name in enumerate(("weights.pt", "best.pt"), 1):     # each comes before those before it
         runs.save(tmp_path / name, {key: x + i for key, x in net.state_dict().items()})
         assert torch.equal(lm.load(tmp_path)[1].embed.weight, net.embed.weight + i), name
