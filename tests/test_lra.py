@@ -28,9 +28,9 @@ import torch
 import baselines
 import lra
 from files import arena, downloads
-from baselines import parameters
+from baselines import offered, parameters
 from gril import GrilMixer, complex_gate
-from lra import LRA, MODELS
+from lra import LRA
 from files.arena import listops_block, listops_lines
 from machine import devices
 
@@ -1035,7 +1035,7 @@ def test_ranks_share_each_batch_equally(tmp_path, name):
 
 # ----------------------------------------------------------------------------------------------------------- 6. models
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 @pytest.mark.parametrize("name", ("listops", "retrieval"))
 def test_padding_changes_nothing(tmp_path, name, model):
     torch.manual_seed(0)
@@ -1068,7 +1068,7 @@ def test_paper_sizes_have_the_papers_parameters(name):
 def test_models_are_of_like_size(name, size):
     with torch.device("meta"):
         made = LRA[name](**LRA[name].numbers(size))
-        networks = {model: made.model(model) for model in MODELS}
+        networks = {model: made.model(model) for model in offered("lra")}
     counts = {model: parameters(network) for model, network in networks.items()}
     for model, network in networks.items():
         H = len(network.layers[0].norm.weight) if hasattr(network.layers[0], "norm") else \
@@ -1077,7 +1077,7 @@ def test_models_are_of_like_size(name, size):
         assert abs(off) < min(0.07, 1.1 * 4 / H), f"{model}: another width is nearer, {counts}"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 @pytest.mark.parametrize("name", LRA)
 def test_every_model_runs_on_every_task_without_data(name, model):
     made = LRA[name]("/nonexistent", length=40)
@@ -1139,7 +1139,7 @@ LAYERS = dict(gril=GrilMixer, linear_attention=GrilMixer, s5=baselines.S5, lru=b
               mamba=baselines.Mamba, griffin=baselines.Griffin, transformer=baselines.Transformer)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 def test_models_are_built_as_the_recipe_says(model):
     """Numbers that no preset has, so that none can be there by itself."""
     odd = dict(layers=6, H=18, P=24, J=3, dropout=0.3, r_min=0.61, r_max=0.62, max_phase=0.01)
