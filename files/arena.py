@@ -22,10 +22,11 @@ import os
 import random
 import re
 import signal
+import statistics
 import sys
 import tempfile
 import zlib
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,18 +38,16 @@ from tqdm import tqdm
 from files.downloads import archive
 
 SPLITS = "train", "val", "test"
+LISTOPS_FILES = tuple(f"basic_{split}.tsv" for split in SPLITS)
+RETRIEVAL_FILES = tuple(f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test"))
 LONGEST = 4096                      # bytes kept of a text: more no preset reads
-CIFAR = *(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
+CIFAR_FILES = *(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
 
 
 # ---------------------------------------------------------------------------- 1. ListOps, generated
 
-def median(values):
-    values, middle = sorted(values), len(values) // 2
-    return (values[middle] + values[~middle]) // 2
-
-
-OPERATORS = {"[MIN": min, "[MAX": max, "[MED": median, "[SM": lambda values: sum(values) % 10}
+OPERATORS = {"[MIN": min, "[MAX": max, "[MED": lambda values: int(statistics.median(values)),
+             "[SM": lambda values: sum(values) % 10}
 SYMBOLS = *"0123456789", *OPERATORS, "]"
 LISTOPS = {symbol.encode(): i + 1 for i, symbol in enumerate(SYMBOLS)}          # 0 is padding
 DIGITS = [(str(digit), 1, digit) for digit in range(10)]
@@ -95,44 +94,22 @@ def listops_lines(total, seed=0, workers=1):
 def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
     """basic_{train,val,test}.tsv in LRA's layout; all three appear, whole, or none."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part,
-          closing(listops_lines(sum(rows), seed, workers)) as lines,
-          tqdm(total=sum(rows), unit="row", ncols=80) as bar):
-        for split, n in zip(SPLITS, rows):
-            with open(f"{part}/{split}", "wb") as file:
+    lines = listops_lines(sum(rows), seed, workers)
+    lines = iter(tqdm(lines, total=sum(rows), unit="row", ncols=80))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
+        for name, n in zip(LISTOPS_FILES, rows):
+            with open(f"{part}/{name}", "wb") as file:
                 file.write(b"Source\tTarget\r\n")
-                for line in itertools.islice(lines, n):
-                    file.write(line)
-                    bar.update()
-        for split in reversed(SPLITS):                          # train last: it is what is looked for
-            os.replace(f"{part}/{split}", folder / f"basic_{split}.tsv")
+                file.writelines(itertools.islice(lines, n))
+        for name in reversed(LISTOPS_FILES):                    # train last: it is looked for
+            os.replace(f"{part}/{name}", folder / name)
 
 
 # --------------------------------------------------------------------------------------- 2. readers
 # Each yields rows (split, label, document, …).
 
-def table_rows(path, columns, header=None, longest=1 << 26):
-    """(row number, columns) of a tab-separated file without quoting; a line end may be CRLF."""
-    with open(path, "rb") as file:
-        for row in itertools.count(1):
-            line = file.readline(longest)
-            if not line:
-                return
-            if not line.endswith(b"\n"):
-                raise ValueError(f"{path}, row {row}: no line end after {len(line):,} bytes; "
-                                 "the file is cut off")
-            cells = line.rstrip(b"\r\n").split(b"\t")
-            if len(cells) != columns:
-                raise ValueError(f"{path}, row {row}: {len(cells)} columns, "
-                                 f"where there should be {columns}")
-            if row > 1 or not header:
-                yield row, cells
-            elif cells != header:
-                raise ValueError(f"{path}, row 1: the header is not {b' '.join(header).decode()}")
-
-
-def split_rows(sources, names, columns, header=None):
-    """(split, file and row, columns) of the train, validation and test files that exist."""
+def table_rows(sources, names, columns, header=None):
+    """(split, file and row, columns) of train, validation and test tables, tabs without quotes."""
     files = {split: path for split, name in zip(SPLITS, names)
              for path in sources if path.name == name}
     if "test" not in files and "val" in files:
@@ -143,16 +120,29 @@ def split_rows(sources, names, columns, header=None):
         if split not in files:
             there = ", ".join(path.name for path in sources)
             raise ValueError(f"{sources[0].parent / name} is missing beside {there}. In an empty "
-                             "data folder, python lra.py prepare TASK makes or downloads all of them")
+                             "data folder, python lra.py prepare TASK makes or downloads them all")
+    first = 2 if header else 1
     for split, path in files.items():
         tenth = "val" if split == "train" and "val" not in files else split
-        for i, (row, cells) in enumerate(table_rows(path, columns, header)):
-            yield tenth if i % 10 == 9 else split, f"{path}, row {row}", cells
+        with open(path, "rb") as file:
+            for row, line in enumerate(iter(partial(file.readline, 1 << 26), b""), 1):
+                where = f"{path}, row {row}"
+                if not line.endswith(b"\n"):
+                    raise ValueError(f"{where}: no line end after {len(line):,} bytes; "
+                                     "the file is cut off")
+                cells = line.rstrip(b"\r\n").split(b"\t")
+                if len(cells) != columns:
+                    raise ValueError(f"{where}: {len(cells)} columns, "
+                                     f"where there should be {columns}")
+                if row >= first:
+                    yield tenth if (row - first) % 10 == 9 else split, where, cells
+                elif cells != header:
+                    raise ValueError(f"{where}: the header is not {b' '.join(header).decode()}")
 
 
 def read_listops(sources):
-    names, header = [f"basic_{split}.tsv" for split in SPLITS], [b"Source", b"Target"]
-    for split, where, (source, target) in split_rows(sources, names, 2, header):
+    rows = table_rows(sources, LISTOPS_FILES, 2, header=[b"Source", b"Target"])
+    for split, where, (source, target) in rows:
         try:
             tokens = bytes([LISTOPS[symbol] for symbol in source.translate(None, b"()").split()])
         except KeyError as error:
@@ -169,13 +159,14 @@ def byte_document(text, where):
 
 
 def read_text(sources):
-    """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, from the folder or straight from the archive."""
+    """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, in a folder or straight from the archive."""
     source, rows = sources[0], {}
     name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
     if source.is_dir():
         for path in (path for folder in sources[1:] for path in folder.glob("*.txt")):
             if not path.is_file() or path.stat().st_size > 1 << 24:         # a pipe would never end
-                raise ValueError(f"{path}: no file, or one of more than {1 << 24:,} bytes: no review")
+                raise ValueError(f"{path}: no file, or one of more than {1 << 24:,} bytes: "
+                                 "no review")
             rows[name.fullmatch(path.as_posix()).groups()] = path.read_bytes()
     else:
         rows = {match.groups(): text for member, text in archive(source)
@@ -186,8 +177,7 @@ def read_text(sources):
 
 
 def read_retrieval(sources):
-    names = [f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
-    for split, where, (label, _, _, *texts) in split_rows(sources, names, 5):
+    for split, where, (label, _, _, *texts) in table_rows(sources, RETRIEVAL_FILES, 5):
         if label not in (b"0", b"1", b"0.0", b"1.0"):
             raise ValueError(f"{where}: the label {label[:20]!r} is neither 0 nor 1")
         yield split, int(label[:1]), *(byte_document(text, where) for text in texts)
@@ -203,11 +193,11 @@ def read_image(sources):
     else:
         files = {Path(member).name: (f"{source}, {Path(member).name}", data)
                  for member, data in archive(source) if member.endswith(".bin")}
-    *train, test = batches = [name for name in CIFAR if name in files] or [None]
-    if not train or test != CIFAR[-1]:
+    batches = [name for name in CIFAR_FILES if name in files]
+    if len(batches) < 2 or batches[-1] != CIFAR_FILES[-1]:
         raise ValueError(f"{source}: data_batch_1.bin … data_batch_5.bin and test_batch.bin should "
                          f"be there, found {', '.join(files) or 'none'}")
-    n = sum(len(files[name][1]) for name in train) // 3073
+    n = sum(len(files[name][1]) for name in batches[:-1]) // 3073
     splits = ["train"] * (n - n // 10) + ["val"] * (n // 10)
     rows = (row for name in batches for row in image_rows(*files[name]))
     for split, (label, pixels) in zip(itertools.chain(splits, itertools.repeat("test")), rows):
@@ -220,7 +210,8 @@ def image_rows(where, data):
     records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
     labels = records[:, 0]
     if (bad := np.flatnonzero(labels > 9)).size:
-        raise ValueError(f"{where}: byte {3073 * bad[0]:,} should be a label, it is {labels[bad[0]]}")
+        raise ValueError(f"{where}: byte {3073 * bad[0]:,} should be a label, "
+                         f"it is {labels[bad[0]]}")
     red, green, blue = records[:, 1:].reshape(-1, 3, 1024).swapaxes(0, 1).astype(np.uint32)
     luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
     return zip(labels.tolist(), luma.astype(np.uint8))
@@ -232,28 +223,27 @@ def check_size(where, size):
                          "(a label, 3 × 1,024 pixels)")
 
 
+LINE = re.compile(rb"\s*(imgs/\d+)\s+(sample_\d+\.png)\s+\S+\s+([01])(\s.*)?")
+
+
 def read_pathfinder(sources):
-    """metadata/D.npy, despite its name, is text: a line an image, whose pixels are elsewhere."""
-    pairs = (pair for path in sources for pair in pathfinder_lines(path))
-    for i, (label, png) in enumerate(pairs):
-        yield {8: "val", 9: "test"}.get(i % 10, "train"), label, png_pixels(png)
-
-
-def pathfinder_lines(path):
-    """(label, path of the picture) of each line."""
-    if path.stat().st_size > 1 << 26:
-        raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no list of images")
-    for row, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        match = re.fullmatch(rb"\s*(imgs/\d+)\s+(sample_\d+\.png)\s+\S+\s+([01])(\s.*)?", line)
-        if match:
-            yield int(match[3]), path.parent.parent / match[1].decode() / match[2].decode()
-        elif line.strip():
-            raise ValueError(f"{path}, row {row}: not \"imgs/D sample_N.png N LABEL …\": "
-                             f"{line[:60]!r}")
+    """metadata/D.npy, despite its name, is text: a line a picture, with its file and its label."""
+    rows = itertools.count()
+    for path in sources:
+        if path.stat().st_size > 1 << 26:
+            raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no list of images")
+        for row, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            if match := LINE.fullmatch(line):
+                split = {8: "val", 9: "test"}.get(next(rows) % 10, "train")
+                picture = path.parent.parent / match[1].decode() / match[2].decode()
+                yield split, int(match[3]), png_pixels(picture)
+            elif line.strip():
+                raise ValueError(f"{path}, row {row}: not \"imgs/D sample_N.png N LABEL …\": "
+                                 f"{line[:60]!r}")
 
 
 def png_pixels(path):
-    """32 × 32 grey values. The size is read first: no picture makes the decoder take more memory."""
+    """32 × 32 grey values. The size is read first: the decoder takes no more memory than that."""
     try:
         with open(path, "rb") as file:
             data = file.read(1 << 20)
@@ -267,7 +257,7 @@ def png_pixels(path):
         return np.rint(255 * pixels).astype(np.uint8).tobytes()
     except FileNotFoundError:
         raise ValueError(f"{path}: in the list of images, but not there") from None
-    except Exception as error:                                  # a decoder has exceptions of its own
+    except Exception as error:                          # a decoder has exceptions of its own
         raise ValueError(f"{path}: no picture ({type(error).__name__}: {error})") from None
 
 
@@ -298,7 +288,7 @@ def collect(rows, sources):
 
 
 def load(home, sources, read, **checks):
-    """The splits: the preparation in `home`, if it is of these very sources, else what they hold."""
+    """The splits: of the preparation in `home`, if it is of these very sources, else of them."""
     if (home / "index.json").exists():
         try:
             return reopen(home, sources, **checks)
@@ -323,7 +313,7 @@ def checksum(path):
 
 
 def store(home, sources, read):
-    """What the sources hold as arrays and index.json, in a folder that is `home` when it is whole."""
+    """What the sources hold as arrays and index.json; the folder is `home` when it is whole."""
     before, data = stamp(sources), collect(read(sources), sources)
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".part-") as part:
