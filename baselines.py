@@ -19,13 +19,14 @@ Departures, for all: gril.Block with its LayerNorm stands where Mamba and Griffi
 weight is scaled down with depth.
 """
 import math
+from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gril import Block, Mixer, full_precision, gril_chunk, scan
+from gril import Block, GrilMixer, Mixer, full_precision, gril_chunk, scan
 from machine.errors import known
 
 
@@ -63,6 +64,7 @@ class CausalConv(Mixer):
 
 class MLP(Mixer):
     """W_2 GELU(W_1 x), the transformer's feed-forward layer. No state."""
+    writes = "W_2"
 
     def __init__(self, H, inner):
         super().__init__()
@@ -74,6 +76,7 @@ class MLP(Mixer):
 
 class GatedMLP(Mixer):
     """W_2 (GELU(W_1 x) ⊙ W_3 x), Griffin's (De et al. 2024, Sec. 2.2). No state."""
+    writes = "W_2"
 
     def __init__(self, H, inner):
         super().__init__()
@@ -175,6 +178,7 @@ class Mamba(Mixer):
     The selective SSM: h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D ⊙ x_t; h is E × N; Δ, B, C from x_t.
     The write is their code's Δ B, the first order of the zero-order hold that the paper prints.
     """
+    writes = "W_out"
     recurrent = ("A_log", "D")
 
     def __init__(self, H, N=16, expand=2, w=4, dt_min=1e-3, dt_max=1e-1, chunk=16):
@@ -238,6 +242,7 @@ class LinearAttention(Mixer):
 
     Their layer in its causal, recurrent form (the last token sees the same sum): no softmax, norm or bias.
     """
+    writes = "P"
 
     def __init__(self, H, heads=1, std=0.2, dropout=0.0):
         super().__init__()
@@ -277,6 +282,7 @@ class Attention(Mixer):
 
     The state is the keys and values that later tokens may still see: all, or the last window-1.
     """
+    writes = "W_out"
 
     def __init__(self, H, heads=1, kv_heads=None, window=math.inf):
         super().__init__()
@@ -354,6 +360,7 @@ class RGLRU(Mixer):
 
 class RecurrentBlock(Mixer):
     """Griffin's recurrent block (De et al. 2024, Fig. 2c): W_out (GELU(W_gate x) ⊙ RG-LRU(conv(W_in x)))."""
+    writes = "W_out"
 
     def __init__(self, H, D, blocks=1):
         super().__init__()
@@ -366,16 +373,26 @@ class RecurrentBlock(Mixer):
         return self.W_out(F.gelu(gate) * h), state
 
 
-class Griffin(Stack):
-    """Griffin (De et al. 2024): recurrent, recurrent, local multi-query attention, each followed by a gated MLP of 3H.
+def griffin_mixer(H, heads=1, i=0, D=None, window=1024):
+    """Mixer i of Griffin's pattern: recurrent, recurrent, local multi-query attention.
 
-    One layer here is the whole pattern of three, as in the comparison's table. D is "LRU width", 4H/3 if not given.
+    D is "LRU width", 4H/3 if not given.
+    """
+    if i % 3 == 2:
+        return Attention(H, heads, 1, window)
+    return RecurrentBlock(H, D or heads * round(4 * H / 3 / heads), heads)
+
+
+class Griffin(Stack):
+    """Griffin (De et al. 2024): a gated MLP of 3H after each mixer of the pattern.
+
+    One layer here is the whole pattern of three, as in the comparison's table.
     """
 
     def __init__(self, H, heads=1, D=None, window=1024, dropout=0.0):
-        D = D or heads * round(4 * H / 3 / heads)
-        mixers = RecurrentBlock(H, D, heads), RecurrentBlock(H, D, heads), Attention(H, heads, 1, window)
-        super().__init__(*(Block(part, H, dropout) for mixer in mixers for part in (mixer, GatedMLP(H, 3 * H))))
+        mixers = [griffin_mixer(H, heads, i, D, window) for i in range(3)]
+        parts = [part for mixer in mixers for part in (mixer, GatedMLP(H, 3 * H))]
+        super().__init__(*(Block(part, H, dropout) for part in parts))
 
 
 # ---------------------------------------------------------------------------------------------------- 6. networks
@@ -394,33 +411,85 @@ class Network(Stack):
         return self.readout(x), state
 
 
-def block(mixer):
-    """A layer for models whose published block is norm, mixer, residual."""
-    return lambda H, dropout=0.0, **options: Block(mixer(H, **options), H, dropout)
+PROMPT = dict(width=32, layers=1)
+GATE = "r_min r_max max_phase"                      # where it starts, |λ| and its angle
 
 
-MODELS = {      # lp: a linear projection in front, else tokens are zero-padded to H; norm: one more before the read-out
-    "s5":               dict(layer=block(S5), lp=False, norm=False),
-    "lru":              dict(layer=block(LRU), lp=False, norm=False),
-    "mamba":            dict(layer=block(Mamba), lp=False, norm=True),
-    "mamba_lp":         dict(layer=block(Mamba), lp=True, norm=True),
-    "griffin":          dict(layer=Griffin, lp=False, norm=True),
-    "griffin_lp":       dict(layer=Griffin, lp=True, norm=True),
-    "linear_attention": dict(layer=LinearAttention, lp=False, norm=False),
-    "transformer":      dict(layer=Transformer, lp=True, norm=True),
+class Model(NamedTuple):
+    """A row of MODELS: the model, then what each place adds; None where it is not offered."""
+    mixer: Callable                                 # mixer(H, **numbers), of one layer
+    takes: str = ""                                 # numbers that it is given if there are such
+    layer: Callable = None                          # layer(H, dropout, **numbers), or Block(mixer)
+    norm: bool = False                              # one more before the read-out
+    in_context: dict = dict(default=PROMPT, paper=PROMPT)           # sizes of each recipe
+    lra: dict = {}                                  # numbers that are not the recipe's
+    lm: dict = {}                                   # the same; framed: it stands in Hyena's frame
+
+    def build(self, H, dropout=0.0, **numbers):
+        """A layer; attention takes heads, for one."""
+        if self.layer:
+            return self.layer(H, dropout=dropout, **numbers)
+        return Block(self.mixer(H, **numbers), H, dropout)
+
+    def given(self, numbers):
+        """Those of a recipe's numbers that the mixer takes."""
+        return {name: numbers[name] for name in self.takes.split() if name in numbers}
+
+
+# In context: the paper's sizes are those of App. B.3; it gives no width for Griffin (96 is what
+# makes its "LRU width" the 128 it has with LP), and nothing for LRU and attention but layers. S5
+# has an input projection in B.3's text and none in Table 3's caption: none here. GRIL's own layers
+# there are in gril.py, and linear attention is von Oswald's; elsewhere it is GRIL with a window of
+# one token, gate and all (Sec. 4.5). Tokens enter padded with zeros to the width, or projected, or
+# paired. In Long Range Arena depth is how many layers stand for one of GRIL's: Griffin's is three.
+MODELS = {
+    "gril": Model(GrilMixer, f"P J w gate form beta {GATE}", in_context=None, lm=dict(framed=True)),
+    "s5": Model(S5, "J", lra=dict(J=1), lm=dict(framed=True)),
+    "lru": Model(LRU, GATE, lm=dict(framed=True)),
+    "mamba": Model(Mamba, norm=True,
+                   in_context=dict(default=PROMPT, paper=dict(width=64, layers=1))),
+    "mamba_lp": Model(Mamba, norm=True, lra=None, lm=None, in_context=dict(
+        tokens="projected", default=PROMPT, paper=dict(width=128, layers=4, weight_decay=0.01))),
+    "griffin": Model(griffin_mixer, "heads i", Griffin, norm=True, lra=dict(heads=4, depth=1 / 3),
+                     in_context=dict(default=dict(PROMPT, heads=2),
+                                     paper=dict(width=32, layers=2, heads=2))),
+    "griffin_lp": Model(griffin_mixer, "heads i", Griffin, norm=True, lra=None, lm=None,
+                        in_context=dict(tokens="projected", default=dict(PROMPT, heads=2),
+                                        paper=dict(width=96, layers=4, heads=4))),
+    "linear_attention": Model(GrilMixer, f"P J w gate form beta {GATE}", lra=dict(w=1),
+                              lm=dict(w=1), in_context=dict(
+        layer=LinearAttention, default=dict(PROMPT, heads=1), paper=dict(PROMPT, heads=1))),
+    "transformer": Model(Attention, "heads", Transformer, norm=True, lra=dict(heads=2),
+                         in_context=dict(tokens="projected",
+                                         default=dict(width=32, layers=2, heads=4),
+                                         paper=dict(width=32, layers=2, heads=4))),
 }
+MODELS["linear_attention_pairs"] = MODELS["linear_attention"]._replace(
+    lra=None, lm=None, in_context=dict(MODELS["linear_attention"].in_context, tokens="paired"))
+
+
+def offered(place):
+    """The rows that are there in_context, for lra or for the lm."""
+    return {name: row for name, row in MODELS.items() if getattr(row, place) is not None}
 
 
 def make(name, f, out, H, layers=1, dropout=0.0, **options):
-    """The named network for tokens of width f; options go to its layer."""
-    layer, lp, norm = (known("model", name, MODELS)[key] for key in ("layer", "lp", "norm"))
-    if not lp and H < f:
-        raise ValueError(f"{name}: without a projection in front, tokens of width {f} do not fit the model's width {H}: "
-                         "widen it (--width)")
-    embed = nn.Linear(f, H) if lp else nn.ZeroPad1d((0, H - f))
-    readout = nn.Linear(H, out, bias=name != "linear_attention")                    # theirs has no bias anywhere
-    return Network(f, embed, [layer(H, dropout=dropout, **options) for _ in range(layers)],
-                   nn.Sequential(nn.LayerNorm(H), readout) if norm else readout)
+    """The named network for in-context tokens of width f; options go to its layers."""
+    row = known("model", name, offered("in_context"))
+    tokens = row.in_context.get("tokens", "padded")
+    layer = row.in_context.get("layer", row.build)
+    if tokens == "paired":
+        f = 2 * f
+    if tokens != "projected" and H < f:
+        raise ValueError(f"{name}: without a projection in front, tokens of width {f} do not fit "
+                         f"the model's width {H}: widen it (--width)")
+    embed = nn.Linear(f, H) if tokens == "projected" else nn.ZeroPad1d((0, H - f))
+    readout = nn.Linear(H, out, bias=layer is not LinearAttention)          # theirs has none
+    if row.norm:
+        readout = nn.Sequential(nn.LayerNorm(H), readout)
+    layers = [layer(H, dropout=dropout, **options) for _ in range(layers)]
+    network = Network(f, embed, layers, readout)
+    return Pairs(network) if tokens == "paired" else network
 
 
 def parameters(module):
@@ -452,26 +521,17 @@ class Pairs(nn.Module):
         return self.run(s)[0]
 
 
-# Sizes and rates on the in-context tasks, on top of the task's recipe. The paper's are those of App. B.3; it gives no
-# width for Griffin (96 is what makes its "LRU width" the 128 it has with LP), and nothing for LRU and attention but layers.
-# S5 has an input projection in B.3's text and none in Table 3's caption: none here.
-SIZES = {
-    "s5":                     dict(default=dict(width=32, layers=1), paper=dict(width=32, layers=1)),
-    "lru":                    dict(default=dict(width=32, layers=1), paper=dict(width=32, layers=1)),
-    "mamba":                  dict(default=dict(width=32, layers=1), paper=dict(width=64, layers=1)),
-    "mamba_lp":               dict(default=dict(width=32, layers=1), paper=dict(width=128, layers=4)),
-    "griffin":                dict(default=dict(width=32, layers=1, heads=2), paper=dict(width=32, layers=2, heads=2)),
-    "griffin_lp":             dict(default=dict(width=32, layers=1, heads=2), paper=dict(width=96, layers=4, heads=4)),
-    "linear_attention":       dict(default=dict(width=32, layers=1, heads=1), paper=dict(width=32, layers=1, heads=1)),
-    "linear_attention_pairs": dict(default=dict(width=32, layers=1, heads=1), paper=dict(width=32, layers=1, heads=1)),
-    "transformer":            dict(default=dict(width=32, layers=2, heads=4), paper=dict(width=32, layers=2, heads=4)),
-}
-RATES = {"default": 3e-3, "paper": 1e-4}
+RATES = dict(default=3e-3, paper=1e-4)
 
 
 def recipe(name, model, task):
-    """What the named recipe changes for one of these models: Adam with one rate for all parameters, and the sizes."""
-    lr = 2e-4 if (name, model) == ("paper", "griffin_lp") and task != "scalar_regression" else RATES[name]
-    decay = 0.01 if (name, model) == ("paper", "mamba_lp") else 0.0                 # the one with AdamW
-    budget = dict(steps=1500, batch=64) if name == "default" else {}                # a minute or less of one core
-    return dict(budget, lr=lr, recurrent_lr=lr, weight_decay=decay, **SIZES[model][name])
+    """What the named recipe of a task in context changes for another model than GRIL.
+
+    Adam with one rate for all parameters, and the sizes.
+    """
+    lr = RATES[name]
+    if (name, model) == ("paper", "griffin_lp") and task != "scalar_regression":
+        lr = 2e-4
+    budget = dict(steps=1500, batch=64) if name == "default" else {}        # a minute of one core
+    sizes = MODELS[model].in_context[name]
+    return {**budget, "lr": lr, "recurrent_lr": lr, "weight_decay": 0.0, **sizes}

@@ -15,8 +15,7 @@ straight from the files as people download them.
   image       a CIFAR-10 picture in grey, by pixels  -> 10 classes                   1,024 pixels
   pathfinder  dashed curves, pixel by pixel          -> are the two dots connected?  1,024 pixels
 
-The file, top to bottom (Sec. 5, App. E; the data itself is files/arena.py's): 1. batches; 2. the classifier and the table
-of models; 3. the five tasks with their presets; 4. the command line.
+The file, top to bottom (Sec. 5, App. E; the data itself is files/arena.py's): 1. batches; 2. the classifier; 3. the five tasks with their presets; 4. the command line.
 
 Glossary. A row has a label and one document, or two; a document is a string of tokens, each one byte. Text keeps its
 bytes' own numbers: 0 is padding, 256 an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2%
@@ -36,12 +35,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import baselines
-from baselines import parameters
+from baselines import offered, parameters
 from files.arena import (SPLITS, SYMBOLS, generate_listops, load, read_image, read_listops, read_pathfinder, read_retrieval,
                          read_text, store)
 from files.downloads import data_folder, download, unpack
-from gril import Block, GrilMixer
 from machine.devices import my_share, on, summed
 from machine.errors import known
 from machine.options import Option
@@ -128,28 +125,6 @@ class Classifier(nn.Module):
             a, b = x.chunk(2)
             x = torch.cat([a, b, a - b, a * b], -1)                             # (B, 4H)
         return self.head(x)
-
-
-def gril_layer(w):
-    return lambda H, r: Block(GrilMixer(H, r["P"], r["J"], w, r["r_min"], r["r_max"], r["max_phase"], r["gate"], r["form"]),
-                              H, r["dropout"])
-
-
-def baseline(name, **options):
-    """A layer of baselines.py; an option that is a string is a number of the recipe."""
-    return lambda H, r: baselines.MODELS[name]["layer"](
-        H, dropout=r["dropout"], **{key: r[v] if isinstance(v, str) else v for key, v in options.items()})
-
-
-MODELS = {              # a layer of width H by recipe r; layers of it for one of GRIL's; one more norm before the head
-    "gril":             dict(layer=gril_layer(3), depth=1, norm=False),
-    "linear_attention": dict(layer=gril_layer(1), depth=1, norm=False),       # w = 1: a gated one (Sec. 4.5)
-    "s5":               dict(layer=baseline("s5"), depth=1, norm=False),
-    "lru":              dict(layer=baseline("lru", r_min="r_min", r_max="r_max", max_phase="max_phase"), depth=1, norm=False),
-    "mamba":            dict(layer=baseline("mamba"), depth=1, norm=True),
-    "griffin":          dict(layer=baseline("griffin", heads=4), depth=1 / 3, norm=True),       # a layer is three there
-    "transformer":      dict(layer=baseline("transformer", heads=2), depth=1, norm=True),
-}
 
 
 # --------------------------------------------------------------------------------------------------------- 3. tasks
@@ -265,15 +240,17 @@ class Arena(Task):
 
     def model(self, name="gril"):
         """The named classifier; a baseline is as wide as makes its parameters come nearest to GRIL's on this task."""
-        r = self.recipe
-        known("model", name, MODELS)
+        r, models = self.recipe, offered("lra")
+        known("model", name, models)
 
         def build(H, name=name):
-            row = MODELS[name]
+            row = models[name]
+            numbers = {"depth": 1, **r, **row.lra}
             embed = nn.Embedding(self.vocabulary, H) if self.vocabulary else Pixels(H)
-            layers = [row["layer"](H, r) for _ in range(max(1, round(r["layers"] * row["depth"])))]
-            return Classifier(embed, layers, row["norm"], H, self.classes, self.documents)
-        if name in ("gril", "linear_attention"):
+            layers = [row.build(H, r["dropout"], **row.given(numbers))
+                      for _ in range(max(1, round(r["layers"] * numbers["depth"])))]
+            return Classifier(embed, layers, row.norm, H, self.classes, self.documents)
+        if models[name].mixer is models["gril"].mixer:
             return build(r["H"])
         with torch.device("meta"):
             goal = parameters(build(r["H"], "gril"))

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from files.whole import write
+
 MACHINE = ("device", "threads", "accumulate", "checkpoint_every")   # a resumed run may change these
 PARTS = {"model", "optimizer", "step", "stream", "seconds", "best", "config"}   # of a checkpoint
 
@@ -39,6 +41,8 @@ def run_folder(args, config):
     return folder
 
 
+from files.whole import write
+
 def new_folder(args, config):
     size = f"f{config['f']}-n{config['n']}" if "f" in config else args.recipe
     first = Path("runs", f"{args.task}-{args.model}-{size}-seed{args.seed}")
@@ -46,23 +50,6 @@ def new_folder(args, config):
         return first
     others = (first.with_name(f"{first.name}-{i}") for i in count(2))
     return next(path for path in others if not path.exists())
-
-
-def write(path, *parts, keep=None):
-    """Whole or not at all: beside, forced to the disk, renamed; what was there becomes `keep`."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        with open(beside, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    if keep and path.exists():
-        os.replace(path, keep)
-    os.replace(beside, path)
 
 
 def write_metrics(path, rows):

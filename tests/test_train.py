@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch._inductor import metrics
 
-import baselines
 import lm
 import lra
 import tasks
 import train
+from baselines import offered
 from files import runs
 from gril import Block, GrilMixer
 from machine import cost
@@ -761,13 +761,13 @@ LOWER = {       # what trains at the lower rate, undecayed, by family
 def test_exactly_these_parameters_train_at_the_lower_rate(task):
     made = train.TASKS[task]()
     if task in train.IN_CONTEXT:
-        pairs = ("linear_attention_pairs",) if task == "scalar_regression" else ()
         names = dict.fromkeys(made.models(), "in context") | {
             name: "attention in context" if "attention" in name else name
-            for name in baselines.SIZES if name not in pairs}
+            for name in offered("in_context")
+            if (task, name) != ("scalar_regression", "linear_attention_pairs")}
     else:
         grils = ("gril_w1", "gril_alone", "linear_attention")
-        table = lra.MODELS if task in lra.LRA else lm.MIXERS
+        table = offered("lra") if task in lra.LRA else lm.models()
         names = {name: "gril" if name in grils else name for name in table}
     for name, family in names.items():
         with torch.device("meta"):
