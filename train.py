@@ -1,13 +1,13 @@
 """The one training loop, and the command line for every task.
 
-    python train.py --task nd_regression                   learns gradient descent
-    python train.py --task multistep_regression --layers 3
-    python train.py --task nd_regression --model no_window    an ablation
-    python train.py --task nd_regression --model mamba     another sequence model
-    python train.py --task nd_regression --form loop       by the loop of Def. 4.2
-    python train.py --task nd_regression --recipe paper    300,000 steps
-    python train.py --task nd_regression --dry-run         what a run would cost
-    torchrun --nproc_per_node 4 train.py --task …          four GPUs
+  python train.py --task nd_regression                  becomes gradient descent
+  python train.py --task multistep_regression --layers 3
+  python train.py --task nd_regression --model no_window  an ablation
+  python train.py --task nd_regression --model mamba    another sequence model
+  python train.py --task nd_regression --form loop      as Definition 4.2 reads
+  python train.py --task nd_regression --recipe paper   its 300,000 steps
+  python train.py --task nd_regression --dry-run        what a run would cost
+  torchrun --nproc_per_node 4 train.py --task …         four GPUs
 
 The loop knows nothing of regression: what it asks of a task is tasks.Task.
 
@@ -65,7 +65,8 @@ def arguments(argv=None):
 
     title, examples = __doc__.split("\n\n")[:2]
     parser = argparse.ArgumentParser(
-        usage="python train.py --task TASK [options]", description=title,
+        allow_abbrev=False, usage="python train.py --task TASK [options]",
+        description=title,
         epilog=f"examples:\n{examples}\n\nNumbers not given are the recipe's; a run prints them. "
                "--task TASK --help\nshows what that task takes, and the numbers of its recipe.",
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(

@@ -41,8 +41,6 @@ def run_folder(args, config):
     return folder
 
 
-from files.whole import write
-
 def new_folder(args, config):
     size = f"f{config['f']}-n{config['n']}" if "f" in config else args.recipe
     first = Path("runs", f"{args.task}-{args.model}-{size}-seed{args.seed}")
