@@ -646,6 +646,7 @@ class Mixer(nn.Module):
     run takes a stretch (B, T, H) from a state (None at the start) to the next one.
     """
     recurrent = ()                                              # parameters with the lower learning rate, undecayed
+    writes = None                                               # the Linear whose output is added to the residual stream
 
     def step(self, x, state=None):
         """One token of a stream: (B, H), state -> (B, H), state."""
@@ -664,6 +665,7 @@ class GrilMixer(Mixer):
     The gate is the LRU's: one λ = exp(-exp ν + i exp θ) per key channel, inputs scaled by √(1 - |λ|²).
     """
     recurrent = ("nu", "theta", "Q", "q", "beta")               # trained with the lower learning rate, undecayed
+    writes = "glu"
 
     def __init__(self, H, P, J, w=3, r_min=0.0, r_max=0.99, max_phase=2 * math.pi, gate="complex", form="chunk", beta=1.0):
         super().__init__()

@@ -27,16 +27,16 @@ import lm
 from files import tokens
 from files import runs
 from machine import cost
-from baselines import LRU, MLP, S5, Attention, Mamba, Mixer, RecurrentBlock
-from baselines import parameters
+from baselines import LRU, MLP, S5, Attention, Mamba, Mixer, RecurrentBlock, parameters
 from gril import GrilMixer
-from lm import LM, MIXERS, RECIPES, HeadLoss, LanguageModel, as_text, generate
+from lm import LM, RECIPES, HeadLoss, LanguageModel, as_text, generate
 from test_baselines import leaves
 from test_gril import agree
 from test_lra import ROUNDS, fuzz, modules
 from files.tokens import BPE, Bytes, cuts, encode_file, prepare, splitter
 
 f64 = torch.float64
+MODELS = lm.models()
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("GRIL_DATA", "/nowhere"))
 real = pytest.mark.skipif(not (DATA / "gpt2" / "vocab.bpe").exists(), reason="GRIL_DATA has no gpt2/vocab.bpe")
@@ -589,9 +589,9 @@ def test_parameters_of_the_paper_and_of_every_row():
         assert count == pytest.approx(50257 * H + 16 * (8 * H * H + 2 * P * H + 2 * P * P), rel=0.003)
         for name, recipe in RECIPES.items():
             task = LM["wikitext103"](**dict(recipe, layers=3))    # Griffin's pattern once
-            nets = {model: task.model(model) for model in MIXERS}
+            nets = {model: task.model(model) for model in MODELS}
             counts = {model: parameters(net) - parameters(net.embed) for model, net in nets.items()}
-            assert counts == pytest.approx(dict.fromkeys(MIXERS, counts["gril"]), rel=0.01), name
+            assert counts == pytest.approx(dict.fromkeys(MODELS, counts["gril"]), rel=0.01), name
             loss = task.loss(nets["gril"], task.example(1))
             assert loss.shape == () and loss.device.type == "meta"
 
@@ -631,7 +631,7 @@ BUILT = {
 }
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_models_are_built_as_the_recipe_says(model):
     recipe = dict(RECIPES["bytes"], layers=6, H=128, inner=40, P=24, J=4, dropout=0.3)
     net = LM["text_file"]("/nonexistent", **recipe).model(model)
@@ -655,7 +655,7 @@ def test_models_are_built_as_the_recipe_says(model):
         assert len(mixer.Lambda_im.unique()) == 16, "64 frequencies in four equal blocks"
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_the_mlps_make_every_layer_as_large_as_grils(model):
     with torch.device("meta"):
         net, gril = (LanguageModel(50, 3, H=64, inner=200, P=32, J=4, model=name)
@@ -731,7 +731,7 @@ def test_causality_at_the_papers_depth(form):
         assert (changed[:, t + 1] - logits[:, t + 1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_other_mixers_are_causal(model):
     net, x = built(model), draw(1, 20)
     other = torch.cat([x[:, :11], (x[:, 11:] + 1) % 50], 1)
@@ -747,7 +747,7 @@ def test_forms_agree():
         same_states(state, results[0][1])
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_cuts_and_steps_are_the_whole(model):
     net, x = built(model), draw(2, 23)
     whole, end = net.run(x)
@@ -821,7 +821,7 @@ def test_the_processes_of_a_run_share_a_score(monkeypatch, tmp_path):
     assert sum(parts) == pytest.approx(whole, rel=1e-9) and all(0 < part < whole for part in parts)
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_every_parameter_learns(model):
     net = built(model)
     net(draw(2, 12), draw(2, 12, seed=1))[0].backward()
@@ -829,12 +829,13 @@ def test_every_parameter_learns(model):
     assert not silent, silent
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_what_a_mixer_adds_starts_smaller_by_the_depth(model):
     net = built(model, layers=1)
     torch.manual_seed(0)
-    MIXERS["gril"](0, 16, 8, 4), nn.init.normal_(nn.Embedding(50, 16).weight)   # the draws before the mixer's
-    alone = MIXERS[model](0, 16, 8, 4)
+    lm.mixer(MODELS["gril"], 16, P=8, J=4)                      # the draws before the mixer's
+    nn.init.normal_(nn.Embedding(50, 16).weight)
+    alone = lm.mixer(MODELS[model], 16, P=8, J=4)
     changed = {name: W for name, W in alone.named_parameters()
                if not torch.equal(W.to(f64), net.layers[0].mixer.get_parameter(name))}
     (name, W), = changed.items()                                # one weight, through which all that it adds must go
@@ -1034,7 +1035,7 @@ def test_a_model_learns_a_text(tmp_path, stateful, run):
 
 # --------------------------------------------------------------------------------------------------------- generation
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_streaming_is_decoding_by_a_full_pass(model):
     """By causality one pass over what was streamed has the logits that each token was chosen by."""
     net, prompt = built(model, layers=2, V=200), [5, 6, 7]
