@@ -70,7 +70,7 @@ def benchmark(measure):
 def line(row):
     """A row to read: its words, its numbers with their names, the ratio with its range."""
     cells = [f"{value:25s}" if isinstance(value, str) else
-             f"{name.replace('_', ' ')} {f'{value:,.5g}':9s}"
+             f"{name.replace('_', ' ')} {format(value, ',' if type(value) is int else ',.4g'):9s}"
              for name, value in row.items() if name not in ("ratio", "low", "high")]
     if "low" in row:
         middle = f"ratio {row['ratio']:.2f} " if "ratio" in row else ""

@@ -57,7 +57,7 @@ def how(quick):
                   f"{(o[t - 1] - gd[t - 1]).abs().max():.1e}",
                   vector(o[t - 1]), vector(gd[t - 1]), vector(y[t])) for t in range(1, N + 1)])
 
-    figure, ax = plt.subplots(figsize=(11, 10.6), layout="none")
+    figure, ax = plt.subplots(figsize=(11, 10.6))
     blank(ax, 32.5, 31)
     limit, big = 0.9, Z.abs().max().item()                      # colour scales of tokens, of states
     for place, name, text in (
@@ -126,7 +126,7 @@ def how(quick):
             ax.text(left + 1.2, top - 0.5 - i, f"{number:.2f}", va="center", fontsize=7)
     ax.text(23, top - 2, f"$o_{N}$ and explicit gradient descent (GD)\nare the same numbers; "
             f"$y_{N + 1}$ is not reached:\nit was one step, on five examples", **SIDE)
-    finish(figure, "how", quick)
+    finish(figure, "how", quick, layout="none")
 
 
 class Held:
@@ -248,7 +248,7 @@ def prompt(quick):
                 [(t, *(f"{v:.4f}" for l in loss.values() for v in (l[t, 0], l[t].mean())),
                   f"{apart[t]:.4f}") for t in range(N + 1) if t in (0, 1, 2, 5, 10, 20, N)])
 
-    figure = plt.figure(figsize=(9.6, 4.8), layout="none")
+    figure = plt.figure(figsize=(9.6, 4.8))
     grid = figure.add_gridspec(2, 4, height_ratios=(1, 2.6), width_ratios=(1, 1, 1.5, 1.6),
                                left=0.03, right=0.98, top=0.84, bottom=0.12, hspace=0.62,
                                wspace=0.3)
@@ -307,4 +307,4 @@ def prompt(quick):
             draw(t)
             writer.grab_frame()
     print(f"\nmoving    {os.path.relpath(path)}, {path.stat().st_size / 1e6:.2f} MB")
-    finish(figure, "prompt", quick)                             # its last frame, as a still
+    finish(figure, "prompt", quick, layout="none")              # its last frame, as a still

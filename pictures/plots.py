@@ -20,8 +20,7 @@ BLUE, ORANGE, GREEN, RED, GREY = "#2f6db3", "#e08214", "#3c9a5f", "#c0392b", "#8
 WINDOW = ("$x_t$", "$y_t$", "$x_{t+1}$")
 plt.rcParams.update({
     "figure.dpi": 130, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
-    "axes.spines.right": False, "legend.frameon": False, "image.cmap": "RdBu_r",
-    "figure.constrained_layout.use": True})
+    "axes.spines.right": False, "legend.frameon": False, "image.cmap": "RdBu_r"})
 
 
 # ------------------------------------------------------------------------------- numbers and tables
@@ -181,11 +180,13 @@ def place(name, quick):
     return folder / (f"{stem}-quick.{ending}" if quick else name)
 
 
-def save(figure, path):
+def save(figure, path, layout="constrained"):
+    figure.set_layout_engine(layout)
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
     return path
 
 
-def finish(figure, name, quick=False):
-    print(f"\nfigure    {os.path.relpath(save(figure, place(f'{name}.png', quick)))}")
+def finish(figure, name, quick=False, layout="constrained"):
+    path = save(figure, place(f"{name}.png", quick), layout)
+    print(f"\nfigure    {os.path.relpath(path)}")

@@ -22,9 +22,9 @@ def one_thread():
     ("core", dict()), ("blocks", dict(H=32, lengths=(16, 32))), ("growth", dict(lengths=(32, 64))),
     ("streaming", dict(H=32, positions=(3, 9))), ("icl", dict(count=1))))
 def test_every_benchmark(monkeypatch, tmp_path, capsys, what, sizes):
+    small, laptop = dict(B=2, T=24, H=16, P=8, J=2), dict(B=2, T=16, H=16, P=16, J=2)
     monkeypatch.setattr(plots, "IMAGES", tmp_path)
-    monkeypatch.setattr(bench, "PRESETS", {"small": dict(B=2, T=24, H=16, P=8, J=2),
-                                           "laptop": dict(B=2, T=16, H=16, P=16, J=2)})
+    monkeypatch.setattr(bench, "PRESETS", dict(small=small, laptop=laptop))
     rows = bench.BENCHES[what](1, **sizes)
     assert rows and all(0 < row["low"] <= row["ratio"] <= row["high"] for row in rows)
     assert capsys.readouterr().out.count("ratio") == len(rows)
@@ -66,8 +66,8 @@ def test_the_dense_layers_and_the_recurrence_are_the_whole_mixer():
     log_rho, theta, scale = mixer.gates()
     v, k, u = mixer.tokens(z, scale)
     o, _ = mixer.recur(v, k, u, log_rho, theta, mixer.start(z))
-    agree(1e-12, mixer=(mixer.output(o, z), mixer(z)),
-          dense=(mixer.output(v + k + u, z), bench.Dense(mixer)(z)))
+    dense = mixer.output(v + k + u, z)
+    agree(1e-12, mixer=(mixer.output(o, z), mixer(z)), dense=(dense, bench.Dense(mixer)(z)))
 
 
 def test_the_plainest_loop_learns_what_ours_learns(monkeypatch):

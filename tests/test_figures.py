@@ -250,7 +250,7 @@ def shown(tmp_path_factory):
             patch.setattr(trained, "run", now.make)
             patch.setattr(figures, "evaluate", score)
             patch.setattr("builtins.print", lambda text: printed.append(text))
-            figures.main([name] + ["--quick"] * (name in SHORT))
+            figures.main([name, "--quick"] if name in SHORT else [name])
         (figure,), now.sampled = seen.figures, seen.sampled
         now.axes, now.tables = figure.axes, read_tables("\n".join(printed))
         now.ax = {ax.get_title(): ax for ax in figure.axes}
@@ -486,7 +486,7 @@ def by_seed(scored, **sizes):
 
 def check_scales(scored, table, what, ours, reference, label, panel):
     """Every seed's own model, and its reference with the step size of scale 1, at another scale."""
-    groups = {"GRIL": [], label: []}
+    pairs = []
     for row in table.rows:
         value = float(row[what])
         scores, again = by_seed(scored, **{"scale": 1, "weight_scale": 1, "f": 10, what: value}), []
@@ -498,8 +498,8 @@ def check_scales(scored, table, what, ours, reference, label, panel):
         losses = {name: [scores[name]["loss"] for scores in again] for name in ("GRIL", "GD")}
         assert row == {what: row[what], "GRIL": pm(losses["GRIL"]), label: pm(losses["GD"]),
                        f"GRIL ÷ {label}": pm([x / y for x, y in zip(*losses.values())])}
-        groups["GRIL"].append(losses["GRIL"]), groups[label].append(losses["GD"])
-    for name, losses in groups.items():
+        pairs.append(losses.values())
+    for name, losses in zip(("GRIL", label), zip(*pairs)):
         same(sum(drawn(panel)[name], []), sum(spreads(losses), []))
 
 
@@ -547,7 +547,7 @@ def test_fig3_divides_each_seeds_loss_by_its_own_reference(shown):
 
 
 def test_fig3_compares_sine_targets_with_gd_dagger_and_with_learners_on_the_same_tasks(shown):
-    fig3, rows, groups = shown("fig3"), [], {"GRIL": [], "GD†": []}
+    fig3, rows, pairs = shown("fig3"), [], []
     for label, layers, ours, dagger in (("1 layer", 1, "gril", "gd_dagger"),
                                         ("2 layers", 2, "gril", "gd_dagger"),
                                         ("1 layer, ρ(Z)", 1, "gril_rho", "gd_dagger_rho")):
@@ -557,9 +557,9 @@ def test_fig3_compares_sine_targets_with_gd_dagger_and_with_learners_on_the_same
         rows.append({"": label, "GRIL, or the learner itself": pm(losses[0]), "GD†": pm(losses[1]),
                      "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
                      "GD† loss, last tenth of training": flattened(pair[1])})
-        groups["GRIL"].append(losses[0]), groups["GD†"].append(losses[1])
+        pairs.append(losses)
     panel, task = drawn(fig3.axes[1]), TASKS["nonlinear_regression"]()
-    for name, losses in groups.items():
+    for name, losses in zip(("GRIL", "GD†"), zip(*pairs)):
         same(sum(panel[name], []), sum(spreads(losses), []))
     learners = {"one GD step on W x": gradient_descent([task.eta]),
                 "one GD step on sin(W x)": gradient_descent([4.0], link=torch.sin),
@@ -635,14 +635,14 @@ def test_classification_stands_beside_gd_dagger_of_the_same_seed(shown, name, ta
 
 
 def test_classification_at_other_widths(shown):
-    figure, rows, groups = shown("binary_10"), [], {"GRIL": [], "GD†": []}
+    figure, rows, pairs = shown("binary_10"), [], []
     for f in (5, 10, 20):
         losses = [column(figure.five(f=f, model=model), "loss") for model in ("gril", "gd_dagger")]
         rows.append({"f": str(f), "GRIL": pm(losses[0]), "GD†": pm(losses[1]),
                      "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)])})
-        groups["GRIL"].append(losses[0]), groups["GD†"].append(losses[1])
+        pairs.append(losses)
     assert figure.tables[2].rows == rows
-    for name, losses in groups.items():
+    for name, losses in zip(("GRIL", "GD†"), zip(*pairs)):
         same(sum(drawn(figure.ax["D  input width"])[name], []), sum(spreads(losses), []))
 
 
@@ -828,8 +828,8 @@ TABLE3 = {      # of the paper: label -> options, loss; the least sizes come fir
     "Griffin, 2 heads, 1 layer": (dict(model="griffin", width=10, heads=2, layers=1), "0.5665"),
     "Griffin, 2 heads, 2 layers": (dict(model="griffin", width=10, heads=2, layers=2), "0.4114"),
     "Griffin, 5 heads, 1 layer": (dict(model="griffin", width=10, heads=5, layers=1), "0.6047"),
-    **{f"S5, {l} layer{'s' * (l > 1)}": (dict(model="s5", width=32, layers=l), "0.4260")
-       for l in (1, 2, 4, 6)},
+    "S5, 1 layer": (dict(model="s5", width=32, layers=1), "0.4260"),
+    **{f"S5, {l} layers": (dict(model="s5", width=32, layers=l), "0.4260") for l in (2, 4, 6)},
     **{f"S5, size {H}": (dict(model="s5", width=H, layers=1), "0.4260")
        for H in (10, 64, 128, 256)}}
 
@@ -837,8 +837,7 @@ TABLE3 = {      # of the paper: label -> options, loss; the least sizes come fir
 def test_sizes_are_compared_at_the_rate_of_their_family(shown):
     figure, results = shown("model_comparison"), {}
     rates = chosen(figure, {name: FIG6[name] for name in ("Mamba", "Griffin", "S5")}, RATES,
-                   last_validation,
-                   lambda r: r["loss"], steps=1000)
+                   last_validation, lambda r: r["loss"], steps=1000)
     for label, (options, _) in TABLE3.items():
         rate = rates[label.split(",")[0]]
         found = figure.found(task="nd_regression", f=10, n=10, **options, steps=400, batch=64,
@@ -914,11 +913,10 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
                            lr=rates[label])
             same(r["recurrent_lr"], recipe["recurrent_lr"] * rates[label] / recipe["lr"])
             rows.append({"task": name, "model": label, "rate": f"{r['lr']:g}",
-                         "parameters": f"{r['parameters']:,}",
-                         "steps": f"{r['steps']:,}", "test": f"{r['test_accuracy']:.1f}",
+                         "parameters": f"{r['parameters']:,}", "steps": f"{r['steps']:,}",
+                         "test": f"{r['test_accuracy']:.1f}", "minutes": minutes([r]),
                          "best on test": f"{r['best_test_accuracy']:.1f}",
                          "most frequent class": f"{r['most_frequent']:.1f}",
-                         "minutes": minutes([r]),
                          "paper's GRIL": str(LRA[name].paper_accuracy) if label == "GRIL" else ""})
     assert next(tables).rows == rows
     final = {(r["task"], r["model"]): r for r in figure.made
@@ -945,8 +943,7 @@ def test_gates_shows_every_gate_and_number_of_blocks(shown):
                          "parameters": f"{r['parameters']:,}",
                          "best validation accuracy": f"{r['validation_accuracy']:.1f}",
                          "last validation loss": f"{last_validation(r):.3f}",
-                         "test accuracy": f"{r['test_accuracy']:.1f}",
-                         "minutes": minutes([r])})
+                         "test accuracy": f"{r['test_accuracy']:.1f}", "minutes": minutes([r])})
     assert figure.tables[0].rows == rows
     bars = drawn(figure.axes[0])
     for name in heights:
@@ -976,18 +973,18 @@ def test_language_models_are_picked_by_validation_and_shown_by_test(shown):
                            if ("bytes" in title) == (recipe == "bytes"))
         lines = {line.get_label(): line for line in ax.lines}
         for label in (*LANGUAGE, "GRIL, --stateful"):
-            options = models[label.split(",")[0]]
-            rate = best[label.split(",")[0]]
-            r = figure.one(**options, steps=steps, warmup=steps // 8, evaluate_every=steps // 5,
-                           report_tokens=scored,
-                           lr=rate, recurrent_lr=rate / 4, stateful="stateful" in label, seed=0)
+            base, stateful = label.split(",")[0], "stateful" in label
+            rate = best[base]
+            r = figure.one(**models[base], steps=steps, warmup=steps // 8, report_tokens=scored,
+                           evaluate_every=steps // 5, lr=rate, recurrent_lr=rate / 4,
+                           stateful=stateful, seed=0)
             a_second = steps * r["batch"] * r["length"] / r["seconds"]
             carried = "(grows)" if label == "transformer" else f"{r[f'stateful_{score}']:.4g}"
-            rows.append({"model": label, "rate": f"{rate:g}", "parameters": f"{r['parameters']:,}",
+            rows.append({"model": label, "rate": f"{rate:g}", "minutes": minutes([r]),
+                         "parameters": f"{r['parameters']:,}", "state carried on": carried,
                          f"{unit}, blocks": f"{r[f'test_{score}']:.4g}",
-                         "state carried on": carried,
                          "last training loss": f"{curves([r], 'train_loss')[1][-1]:.3f}",
-                         "tokens a second": f"{a_second:,.0f}", "minutes": minutes([r])})
+                         "tokens a second": f"{a_second:,.0f}"})
             same(list(lines[label].get_ydata()), curves([r], score)[1].tolist())
         table = next(tables)
         assert table.rows == rows
