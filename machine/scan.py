@@ -1,0 +1,75 @@
+"""The scan z_t = a_t ⊙ z_{t-1} + b_t: what a cumulative sum is to a sum, for a gated one (Eq. 1).
+
+Every diagonal recurrence here runs through it: GRIL's, S5's, the LRU's, Mamba's and Griffin's.
+"""
+from functools import reduce
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+def scan(a, b, z0=None):
+    """Every z_t, along axis 1 of b (B, T, …), from z0 (B, …) or zero.
+
+    a is (B, T, …), or constant and broadcast, or None: no gate, a cumulative sum.
+    """
+    z0 = torch.zeros_like(b[:, 0]) if z0 is None else z0
+    if a is None:
+        return b.cumsum(1) + z0[:, None]
+    dtype = reduce(torch.promote_types, (a.dtype, b.dtype, z0.dtype))
+    a = a.reshape((1,) * (b.ndim - a.ndim) + a.shape)
+    return Scan.apply(a.to(dtype), b.to(dtype), z0.to(dtype))
+
+
+class Scan(torch.autograd.Function):
+    """The scan with its gradient written as the same scan backwards: only a and z are kept."""
+
+    @staticmethod
+    def forward(ctx, a, b, z0):
+        z = b.clone()
+        z[:, 0].addcmul_(a[:, 0], z0)
+        z = solve(a, z)
+        ctx.save_for_backward(a, z, z0)
+        return z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        a, z, z0 = ctx.saved_tensors
+        g = solve(a.conj(), g.clone(), back=True)               # db_t = g_t + ā_{t+1} db_{t+1}
+        da, dz0 = g * torch.cat([z0[:, None], z[:, :-1]], 1).conj(), a[:, 0].conj() * g[:, 0]
+        return da.sum_to_size(a.shape), g, dz0.sum_to_size(z0.shape)
+
+
+def solve(a, z, back=False):
+    """z_t += a_t z_{t-1}, or backwards z_t += a_{t+1} z_{t+1}; z may be overwritten.
+
+    On a CPU that a single step fills, one after the other: that reads everything once.
+    """
+    if z.device.type == "cpu" and z[:, 0].numel() >= 1024:
+        steps, gates = z.unbind(1), a.expand(-1, z.shape[1], *a.shape[2:]).unbind(1)[1:]
+        steps, gates = (steps[::-1], gates[::-1]) if back else (steps, gates)
+        for a_t, before, z_t in zip(gates, steps, steps[1:]):
+            z_t.addcmul_(a_t, before)
+        return z
+    if back:
+        a = torch.cat([a[:, 1:], a[:, :1]], 1)                  # a_{t+1} meets z_{t+1}
+        return associative_scan(a.flip(1), z.flip(1)).flip(1)
+    return associative_scan(a, z)
+
+
+def associative_scan(a, b):
+    """The scan from zero in log depth; a constant a has one entry along axis 1.
+
+    Pairs of steps are merged into one, the sequence of half the length is solved the same way, and
+    the rest filled in.
+    """
+    T, n = b.shape[1], b.shape[1] // 2
+    if n == 0:
+        return b
+    a0, a1, a2 = [a] * 3 if a.shape[1] == 1 else (a[:, :2 * n:2], a[:, 1::2], a[:, 2::2])
+    z = torch.empty_like(b)
+    z[:, 0] = b[:, 0]
+    z[:, 1::2] = associative_scan(a1 * a0, b[:, 1::2] + a1 * b[:, :2 * n:2])
+    z[:, 2::2] = b[:, 2::2] + a2 * z[:, 1:T - 1:2]
+    return z
