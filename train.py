@@ -39,7 +39,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from files.runs import read, read_checkpoint, run_folder, save, write, write_metrics
+from files.runs import read, read_checkpoint, run_folder, save, write_metrics
+from files.whole import write
 from lm import LM
 from lra import LRA
 from machine.cost import dry_run

@@ -11,7 +11,7 @@ They are one story. The offset makes the problem badly conditioned, since a cons
 varies, and plain gradient descent slow. Momentum and a preconditioner are the two classic remedies, and a linear
 recurrence can hold both. `python exercises/solutions.py` prints how much each of them brings.
 
-Read first: gril.py, sections 3 and 4; tasks.py, class Task and closed_form.
+Read first: gril.py, sections 3 and 4; tasks.py, class NdRegression and closed_form.
 """
 import sys
 from pathlib import Path
@@ -20,17 +20,17 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))                    # where gril.py is
 from gril import MultistepGRIL                                                  # noqa: E402
-from tasks import Batch, Task                                                   # noqa: E402, F401
+from tasks import Batch, NdRegression                                           # noqa: E402, F401
 
 
 # ------------------------------------------------------------------------------------------- 1. a new task family
 
-class AffineRegression(Task):
+class AffineRegression(NdRegression):
     """y = W x + b, which is y = W x once the last of the f features is always 1 and the last column of W is b.
 
     Write `sample` and `optimal`. Tokens, models, constructions and explicit learners are inherited: a task is its data.
 
-    sample(B, generator) -> Batch(x, y, tokens). As in Task, but x[..., -1] = 1, also in the query. W, with b in it, is
+    sample(B, generator) -> Batch(x, y, tokens). As in NdRegression, but x[..., -1] = 1, also in the query. W, with b in it, is
     normal with standard deviation weight_scale; the other features are uniform in (-½, ½) times scale.
 
     optimal() -> (η*, loss*) of one step of gradient descent from zero, in closed form. One step predicts η W S x with

@@ -4,12 +4,12 @@
 """
 import torch
 
-from exercises import Batch, MultistepGRIL, Task, descent, heads
+from exercises import Batch, MultistepGRIL, NdRegression, descent, heads
 from gril import construct_multistep
 from tasks import as_predictor, evaluate, tune
 
 
-class AffineRegression(Task):
+class AffineRegression(NdRegression):
     name = "affine_regression"
 
     def sample(self, B, generator):
@@ -54,7 +54,7 @@ class PreconditionedGRIL(MultistepGRIL):
 
 
 def main(steps=5):
-    task = AffineRegression(f=10, N=20, tasks=5_000)
+    task = AffineRegression(f=10, n=20, tasks=5_000)
     rows = {"zero predictor": lambda batch, x_query: torch.zeros_like(x_query)}
     for name, layer, N, numbers in (("gradient descent", MultistepGRIL, task.N, [0.5]),
                                     ("with momentum", MomentumGRIL, task.N, [0.5, 0.3]),

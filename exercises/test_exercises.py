@@ -8,7 +8,7 @@ import exercises
 import solutions
 from exercises import descent
 from gril import MultistepGRIL, construct_multistep, interleave
-from tasks import Task, gradient_descent
+from tasks import NdRegression, gradient_descent
 
 ANSWERS = solutions if os.environ.get("GRIL_SOLUTIONS") else exercises
 
@@ -32,7 +32,7 @@ def equal(got, expected, what):
 
 
 def test_1_a_task_with_an_offset(answers=ANSWERS):
-    task = answers.AffineRegression(f=5, N=8, scale=1.5, weight_scale=2.0)
+    task = answers.AffineRegression(f=5, n=8, scale=1.5, weight_scale=2.0)
     x, y, s = task.sample(20_000, torch.Generator().manual_seed(0))
     again = task.sample(20_000, torch.Generator().manual_seed(0))
     assert all(torch.equal(a, b) for a, b in zip((x, y, s), again)), "the generator does not fix everything"
@@ -55,10 +55,10 @@ def test_1_a_task_with_an_offset(answers=ANSWERS):
         e = (Sigma @ (itself + (N - 1) * Sigma @ Sigma)).trace().item() / N
         squared = Sigma.square().sum().item()
         expected = squared / e, 2.0 ** 2 / 2 * (Sigma.trace().item() - squared ** 2 / e)
-        got = answers.AffineRegression(f=3, N=N, scale=1.5, weight_scale=2.0).optimal()
+        got = answers.AffineRegression(f=3, n=N, scale=1.5, weight_scale=2.0).optimal()
         assert got == pytest.approx(expected, rel=1e-10), f"(η*, loss*) at f = 3, N = {N}"
-    assert answers.AffineRegression(f=1, N=3).optimal() == pytest.approx((1, 0), abs=1e-12), "an offset alone"
-    assert answers.AffineRegression(f=5, N=8).optimal()[0] < 0.5 * Task(f=5, N=8).optimal()[0], "one long feature slows all"
+    assert answers.AffineRegression(f=1, n=3).optimal() == pytest.approx((1, 0), abs=1e-12), "an offset alone"
+    assert answers.AffineRegression(f=5, n=8).optimal()[0] < 0.5 * NdRegression(f=5, n=8).optimal()[0], "one long feature slows all"
 
 
 def test_2_momentum(answers=ANSWERS):

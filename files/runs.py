@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from files.whole import write
+
 MACHINE = ("device", "threads", "accumulate", "checkpoint_every")       # a resumed run may change these
 
 
@@ -34,23 +36,6 @@ def run_folder(args, config):
         data = None if args.data is None else os.path.abspath(args.data)        # for lm.py generate; a resumed run may move
         write(folder / "config.json", (json.dumps(dict(config, data=data), indent=1) + "\n").encode())
     return folder
-
-
-def write(path, *parts, keep=None):
-    """Whole or not at all: written beside, forced to the disk, then renamed; what was there becomes `keep`."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        with open(beside, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    if keep and path.exists():
-        os.replace(path, keep)
-    os.replace(beside, path)
 
 
 def write_metrics(path, rows):
