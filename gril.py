@@ -37,8 +37,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from machine.errors import known
-from machine.scan import scan
+from machine.errors import fitting, known
+from machine.scan import carry, conjugate, in_parts, powers, scan, times
 
 
 # ---------------------------------------------------------------------------------- 1. the window
@@ -192,85 +192,16 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
     return o.flatten(2, 3)[:, :, :T].transpose(1, 2).to(v.dtype), (Z, past)
 
 
-# Numbers in parts, (…, 1 | 2, m): the real one, and the imaginary one if there is an angle θ.
-
-def powers(n, log_rho, theta):
-    """γⁿ = ρⁿ (cos nθ, sin nθ) for exponents n (…): (J, …, parts, m)."""
-    (J, m), n = log_rho.shape, n[..., None]
-    rho = torch.exp(n * log_rho.view(J, *[1] * (n.ndim - 1), m))
-    if theta is None:
-        return rho[..., None, :]
-    angle = n * theta.view(J, *[1] * (n.ndim - 1), m)
-    return torch.stack([rho * angle.cos(), rho * angle.sin()], -2)
-
-
-def times(a, x):
-    """a x for numbers in parts."""
-    if a.shape[-2] == 1:
-        return a * x
-    (a, b), (x, y) = a.unbind(-2), x.unbind(-2)
-    return torch.stack([a * x - b * y, a * y + b * x], -2)
-
-
-def conjugate(a):
-    return a if a.shape[-2] == 1 else torch.stack([a[..., 0, :], -a[..., 1, :]], -2)
-
-
-def in_parts(Z, theta):
-    if theta is None:
-        return Z[..., None, :]
-    return torch.stack([Z.real, Z.imag] if Z.is_complex() else [Z, torch.zeros_like(Z)], -2)
-
-
-def carry(b, n, log_rho, theta, G=16):
-    """M_c = Σ_{c' ≤ c} γ^{n(c-c')} b_{c'} for b (B, J, C, d, parts, m), and M of the same shape.
-
-    G of them at a time are one product with the powers of γⁿ, a triangle D. What a group of G hands
-    on to the next is carried the same way, with γ^{nG}.
-    """
-    C = b.shape[2]
-    if C == 1:
-        return b
-    log_rho, G, ages = n * log_rho, min(C, G), torch.arange(min(C, G), device=b.device)
-    if theta is not None:
-        theta = torch.atan2((n * theta).sin(), (n * theta).cos())           # small, for float32
-    age = ages[:, None] - ages                                              # (G, G)
-    D = powers(age.clamp(min=0), log_rho, theta) * (age >= 0)[..., None, None]
-    turned = [] if theta is None else [torch.stack([-D[..., 1, :], D[..., 0, :]], -2)]
-    D = torch.stack([D, *turned], -2)
-    b = F.pad(b, (0, 0, 0, 0, 0, 0, 0, -C % G)).unflatten(2, (-1, G))       # (…, C/G, G, d, ·, m)
-    M = torch.einsum("jghqpm,bjchdpm->bjcgdqm", D, b)
-    if C > G:
-        before = carry(M[:, :, :-1, -1], G, log_rho, theta, G)              # (…, C/G - 1, d, ·, m)
-        before = times(powers(ages + 1, log_rho, theta)[:, None, :, None], before[:, :, :, None])
-        M = M + F.pad(before, (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
-    return M.flatten(2, 3)[:, :, :C]
-
-
-# What the forms share, and the scan's own two slower and faster forms.
-
 def _prepare(C_v, C_k, C_u, Q, q, A, Z0):
     """Shapes checked, q as a column, all at least float32: bfloat16 would stop counting at 256."""
-    axes = dict(C_v="BTJdw", C_k="BTJmw", C_u="BTJmn", Q="Jww", q="Jn", A="Jdm", Z0="BJdm")
-    windows = dict(C_v=C_v, C_k=C_k, C_u=C_u)
-    if any(C.ndim != 5 or C.shape[:2] != C_v.shape[:2] for C in windows.values()):
-        got = ", ".join(f"{name} {tuple(C.shape)}" for name, C in windows.items())
-        raise ValueError(f"windows must be (B, T, J, d, w), with one B and one T: got {got}")
-    if C_v.shape[1] == 0:
+    sizes = fitting(C_v=(C_v, "BTJdw"), C_k=(C_k, "BTJmw"), C_u=(C_u, "BTJmn"),
+                    Q=(Q, "Jww"), q=(q, "Jn"), A=(A, "Jdm"), Z0=(Z0, "BJdm"))
+    if sizes["T"] == 0:
         raise ValueError(f"empty sequence: C_v {tuple(C_v.shape)}")
-    sizes = dict(zip("BTJdw", C_v.shape), m=C_k.shape[3], n=C_u.shape[4])
-    sizes["J"] = max(C_v.shape[2], C_k.shape[2], C_u.shape[2], *Q.shape[:-2])
-    if Z0 is None:
-        Z0 = C_v.new_zeros([sizes[axis] for axis in axes["Z0"]])
-    operands = dict(windows, Q=Q, q=q, Z0=Z0, **({} if A is None else dict(A=A)))
-    for name, x in operands.items():
-        shape = tuple(sizes[axis] for axis in axes[name])
-        if x.ndim > len(shape) or any(a not in (1, n) for a, n in zip(x.shape[::-1], shape[::-1])):
-            raise ValueError(f"{name} {tuple(x.shape)} does not broadcast to "
-                             f"({', '.join(axes[name])}) = {shape}")
-        if not (x.is_floating_point() or x.is_complex() and name in ("A", "Z0")):
-            raise ValueError(f"{name} must be floating point, got {x.dtype}")
-    dtype = reduce(torch.promote_types, (x.dtype for x in operands.values()), torch.float32)
+    Z0 = C_v.new_zeros([sizes[axis] for axis in "BJdm"]) if Z0 is None else Z0
+    gate = Z0 if A is None else A
+    operands = (C_v, C_k, C_u, Q, q, gate, Z0)
+    dtype = reduce(torch.promote_types, (x.dtype for x in operands), torch.float32)
     C_v, C_k, C_u, Q, q = (x.to(dtype.to_real()) for x in (C_v, C_k, C_u, Q, q))
     return C_v, C_k, C_u, Q, q[..., None], A if A is None else A.to(dtype), Z0.to(dtype)
 

@@ -5,6 +5,7 @@ Every diagonal recurrence here runs through it: GRIL's, S5's, the LRU's, Mamba's
 from functools import reduce
 
 import torch
+import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 
@@ -73,3 +74,62 @@ def associative_scan(a, b):
     z[:, 1::2] = associative_scan(a1 * a0, b[:, 1::2] + a1 * b[:, :2 * n:2])
     z[:, 2::2] = b[:, 2::2] + a2 * z[:, 1:T - 1:2]
     return z
+
+
+# ------------------------------------------------------------------------------ numbers in parts
+# (…, 1 | 2, m), the real one, and the imaginary one if the gate γ = ρ e^{iθ} has an angle: complex
+# arithmetic that compiles, and that is real wherever θ is None. For gril_chunk.
+
+def powers(n, log_rho, theta):
+    """γⁿ = ρⁿ (cos nθ, sin nθ) for exponents n (…): (J, …, parts, m)."""
+    (J, m), n = log_rho.shape, n[..., None]
+    rho = torch.exp(n * log_rho.view(J, *[1] * (n.ndim - 1), m))
+    if theta is None:
+        return rho[..., None, :]
+    angle = n * theta.view(J, *[1] * (n.ndim - 1), m)
+    return torch.stack([rho * angle.cos(), rho * angle.sin()], -2)
+
+
+def times(a, x):
+    """a x for numbers in parts."""
+    if a.shape[-2] == 1:
+        return a * x
+    (a, b), (x, y) = a.unbind(-2), x.unbind(-2)
+    return torch.stack([a * x - b * y, a * y + b * x], -2)
+
+
+def conjugate(a):
+    """ā."""
+    return a if a.shape[-2] == 1 else torch.stack([a[..., 0, :], -a[..., 1, :]], -2)
+
+
+def in_parts(Z, theta):
+    """A state (…, m), real or complex, in parts."""
+    if theta is None:
+        return Z[..., None, :]
+    return torch.stack([Z.real, Z.imag] if Z.is_complex() else [Z, torch.zeros_like(Z)], -2)
+
+
+def carry(b, n, log_rho, theta, G=16):
+    """M_c = Σ_{c' ≤ c} γ^{n(c-c')} b_{c'} for b (B, J, C, d, parts, m), and M of the same shape.
+
+    G of them at a time are one product with the powers of γⁿ, a triangle D. What a group of G hands
+    on to the next is carried the same way, with γ^{nG}.
+    """
+    C = b.shape[2]
+    if C == 1:
+        return b
+    log_rho, G, ages = n * log_rho, min(C, G), torch.arange(min(C, G), device=b.device)
+    if theta is not None:
+        theta = torch.atan2((n * theta).sin(), (n * theta).cos())           # small, for float32
+    age = ages[:, None] - ages                                              # (G, G)
+    D = powers(age.clamp(min=0), log_rho, theta) * (age >= 0)[..., None, None]
+    turned = [] if theta is None else [torch.stack([-D[..., 1, :], D[..., 0, :]], -2)]
+    D = torch.stack([D, *turned], -2)
+    b = F.pad(b, (0, 0, 0, 0, 0, 0, 0, -C % G)).unflatten(2, (-1, G))       # (…, C/G, G, d, ·, m)
+    M = torch.einsum("jghqpm,bjchdpm->bjcgdqm", D, b)
+    if C > G:
+        before = carry(M[:, :, :-1, -1], G, log_rho, theta, G)              # (…, C/G - 1, d, ·, m)
+        before = times(powers(ages + 1, log_rho, theta)[:, None, :, None], before[:, :, :, None])
+        M = M + F.pad(before, (0, 0, 0, 0, 0, 0, 0, 0, 1, 0))
+    return M.flatten(2, 3)[:, :, :C]
