@@ -1,6 +1,6 @@
 """A GRIL language model (App. F): WikiText-103 at the paper's size, WikiText-2 or your own text on a laptop.
 
-  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place: MIXERS
+  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place
   2. tasks        what train.py trains on: blocks, loss, perplexity; LM, a table of tasks with their recipes
   3. generation   one token at a time, each at the same cost and memory however long the text
   4. commands     prepare (of files/tokens.py, where GPT-2's byte-pair encoding is, too) and generate
@@ -29,11 +29,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
-from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, RecurrentBlock, parameters
+from baselines import MLP, MODELS, CausalConv, offered, parameters
 from files.downloads import data_folder
 from files.runs import read
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
-from gril import Block, GrilMixer, Mixer
+from gril import Block, Mixer
 from machine.devices import choose_device, my_share, on, summed
 from machine.errors import known
 from machine.options import LOOP, Option, flag
@@ -47,6 +47,7 @@ class Gated(Mixer):
 
     The mixer inside has neither norm nor residual of its own.
     """
+    writes = "W_o"
 
     def __init__(self, H, mixer):
         super().__init__()
@@ -62,58 +63,49 @@ class Gated(Mixer):
         return self.W_o(x0 * y), (past, inner)
 
 
-def heads(H):
-    return max(1, H // 64)
+def models():
+    """The rows of baselines.MODELS, and two of the frame's variants.
+
+    The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as its window.
+    What the window alone is worth shows without the frame: gril_alone against linear_attention, a
+    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame. S5 and LRU stand in the
+    frame, too, as Hyena-S5 in the paper's table; the others bring their own.
+    """
+    gril = MODELS["gril"]
+    return {**offered("lm"), "gril_w1": gril._replace(lm=dict(framed=True, w=1)),
+            "gril_alone": gril._replace(lm={})}
 
 
-def griffin(H, i):
-    """Griffin's pattern: recurrent, recurrent, local attention."""
-    n = heads(H)
-    return Attention(H, n, 1, 1024) if i % 3 == 2 else RecurrentBlock(H, n * round(4 * H / 3 / n), n)
-
-
-# The mixer of layer i. The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as GRIL's window.
-# What the window alone is worth shows without the frame: gril_alone against linear_attention, which is a window of one
-# (Sec. 4.5), gate and all; gril_w1 is that in the frame. S5 and LRU stand in the frame, too, as Hyena-S5 in the paper's
-# table; the others bring their own. β starts small, because among the frame's products a recurrence of unit size drowns
-# the token itself, and learning starts slowly.
-START = dict(beta=0.1)
-MIXERS = {
-    "gril":             lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, **START, **gril)),
-    "gril_w1":          lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, w=1, **START, **gril)),
-    "gril_alone":       lambda i, H, P, J, **gril: GrilMixer(H, P, J, **START, **gril),
-    "linear_attention": lambda i, H, P, J, **gril: GrilMixer(H, P, J, w=1, **START, **gril),
-    "s5":               lambda i, H, P, J, **gril: Gated(H, S5(H, J=J)),
-    "lru":              lambda i, H, P, J, **gril: Gated(H, LRU(H)),
-    "mamba":            lambda i, H, P, J, **gril: Mamba(H),
-    "griffin":          lambda i, H, P, J, **gril: griffin(H, i),
-    "transformer":      lambda i, H, P, J, **gril: Attention(H, heads(H)),
-}
+def mixer(row, H, i=0, **numbers):
+    """Of layer i. β starts small, or among the frame's products it drowns the token itself."""
+    numbers = dict(beta=0.1, heads=max(1, H // 64), i=i) | numbers | row.lm
+    part = row.mixer(H, **row.given(numbers))
+    return Gated(H, part) if "framed" in row.lm else part
 
 
 class LanguageModel(nn.Module):
     """Embedding, layers of x + mixer(LayerNorm(x)) and x + MLP(LayerNorm(x)), LayerNorm, head tied to the embedding.
 
     No positions: the recurrence knows the order. Every model has GRIL's number of parameters: `inner` is the width of
-    GRIL's MLP, and the MLPs beside other mixers take up the difference. A mixer's last weights, which write into the
-    residual stream, start smaller by √(2 layers), as GPT-2's.
+    GRIL's MLP, and the MLPs beside other mixers take up the difference. The weights of a mixer that write into
+    the residual stream start smaller by √(2 layers), as GPT-2's.
     """
 
     def __init__(self, V, layers, H, inner, P, J, model="gril", dropout=0.0, **gril):
         super().__init__()
-        mixer = known("model", model, MIXERS)
-        budget = parameters(MIXERS["gril"](0, H, P, J, **gril)) + inner * (2 * H + 1)         # of a layer
+        row = known("model", model, models())
+        budget = parameters(mixer(MODELS["gril"], H, P=P, J=J, **gril)) + inner * (2 * H + 1)       # of a layer
         self.embed = nn.Embedding(V, H)
         nn.init.normal_(self.embed.weight, std=0.02)
         self.drop, self.layers, self.norm = nn.Dropout(dropout), nn.ModuleList(), nn.LayerNorm(H)
         for i in range(layers):
-            part = mixer(i, H, P, J, **gril)
+            part = mixer(row, H, i, P=P, J=J, **gril)
             rest = MLP(H, max(1, round((budget - parameters(part)) / (2 * H + 1))))
             self.layers += [Block(part, H, dropout), Block(rest, H, dropout)]
         with torch.no_grad():
             for block in self.layers:
-                last = [module for module in block.mixer.modules() if isinstance(module, nn.Linear)][-1]
-                last.weight /= math.sqrt(2 * layers)
+                if block.mixer.writes:
+                    block.mixer.get_submodule(block.mixer.writes).weight /= math.sqrt(2 * layers)
 
     @property
     def constant(self):
@@ -233,7 +225,7 @@ class NextToken(Task):
         model = LanguageModel(TOKENIZERS[self.recipe["tokenizer"]], model=name, **sizes)
         if self.recipe["stateful"] and not model.constant:
             raise ValueError(f"{name} remembers every token, so that a carried state would only grow: train it without "
-                             f"--stateful, or choose one of {', '.join(row for row in MIXERS if row != name)}")
+                             f"--stateful, or choose one of {', '.join(row for row in models() if row != name)}")
         return model
 
     # ---- data
@@ -282,13 +274,13 @@ class NextToken(Task):
                 total += loss * y.numel()
         return (total if stateful else summed(total)).item() / (len(ids) - 1)
 
-    def numbers(self, loss):
+    def scores(self, loss):
         bits = dict(bits=loss / math.log(2)) if self.recipe["tokenizer"] == "bytes" else {}    # per byte
         return dict(loss=loss, perplexity=math.exp(min(loss, 700)), **bits)
 
     def validate(self, model):
         ids = self.tokens("valid")
-        return self.numbers(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
+        return self.scores(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
 
     def report(self, model, seed):
         """Scores on test, or on valid where there is no test; stateful_… with the state carried on."""
@@ -299,7 +291,7 @@ class NextToken(Task):
         if model.constant:
             scores["stateful"] = self.score(model, ids, stateful=True)
         return dict(split=split, tokens=len(ids), parameters=parameters(model), **{
-            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.numbers(loss).items()})
+            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.scores(loss).items()})
 
     def table(self, result):
         rows = ["{model} on {task}, {parameters:,d} parameters; {split}, {tokens:,d} tokens of {tokenizer}".format(**result)]
@@ -403,7 +395,7 @@ def load(folder):
     if config.get("task") not in LM:
         raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
     Task = LM[config["task"]]
-    task = Task(config.get("data"), **{key: config[key] for key in Task.options if key in config})
+    task = Task(config.get("data"), **{key: config[key] for key in {**LOOP, **Task.options} if key in config})
     model = task.model(config["model"])
     path = next((folder / name for name in ("best.pt", "weights.pt", "last.pt") if (folder / name).exists()), None)
     if path is None:

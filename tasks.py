@@ -190,7 +190,7 @@ class InContext(Task):
         raise NotImplementedError
 
     def model(self, name="gril"):
-        others = [other for other in baselines.SIZES                        # of x_1, y_1, … alone
+        others = [other for other in baselines.offered("in_context")      # pairs, of x_1, y_1, … alone
                   if other != "linear_attention_pairs" or self.example(1).s.shape[1] == 2 * self.N + 1]
         known(f"model for {self.name}", name, dict.fromkeys([*self.models(), *others]))
         if name in others:
@@ -201,30 +201,26 @@ class InContext(Task):
             raise ValueError(f"--layers: {name} of {self.name} has one layer; multistep_regression "
                              "has several")
         model = self.own(name)
-        getattr(model, "linear", model).form = self.form
+        model.form = self.form
         return model
 
     def other(self, name):
         """Another sequence model on the very tokens that GRIL gets, read at the last position."""
         f = self.example(1).s.shape[2]
-        sizes = dict(baselines.SIZES[name]["default"])
+        sizes = dict(baselines.MODELS[name].in_context["default"])
         for size in ("layers", "width", "heads"):
             value = getattr(self, size)
             if size == "heads" and value and size not in sizes:
                 raise ValueError(f"--heads: {name} has no heads")
             sizes[size] = value or sizes.get(size)
         sizes = {size: value for size, value in sizes.items() if value}
-        if name == "linear_attention_pairs":
-            width = sizes.pop("width")
-            return baselines.Pairs(
-                baselines.make("linear_attention", 2 * f, self.outputs, width, **sizes))
         return baselines.make(name, f, self.outputs, sizes.pop("width"), **sizes)
 
     @classmethod
     def numbers(cls, recipe, model="gril"):
         """Another sequence model has rates and sizes of its own."""
         numbers = super().numbers(recipe)
-        if model not in baselines.SIZES:
+        if model not in baselines.offered("in_context"):
             return numbers
         changes = baselines.recipe(recipe, model, cls.name)
         if numbers["layers"] > 1:                               # the task's steps are its layers
@@ -299,8 +295,9 @@ class InContext(Task):
     def table(self, r):
         names = dict(gd=self.reference, constructed="constructed GRIL", zero="zero predictor")
         gd = r[f"{r['references'][0]}_loss"]
-        rows = [(f"trained {r['model']}", r["loss"]), ("closed form", r["optimal_loss"])]
-        rows += [(names.get(name, name), r[f"{name}_loss"]) for name in r["references"]]
+        rows = [(names.get(name, name), r[f"{name}_loss"]) for name in r["references"]]
+        rows.insert(1, ("  its closed form", r["optimal_loss"]))
+        rows.insert(0, (f"trained {r['model']}", r["loss"]))
         lines = [f"{f'loss on the same {self.tasks:,} fresh tasks':36s}{'':10s}"
                  f"{'÷ ' + self.reference:>20s}"]
         lines += [f"{name:36s}{loss:10.5f}{loss / (gd or math.nan):20.4f}"
