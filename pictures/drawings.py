@@ -11,7 +11,7 @@ import torch
 from matplotlib.animation import PillowWriter
 
 import train
-from gril import GrilMixer, states, window
+from gril import GrilMixer, scan, window
 from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, finish, place, print_table
 from pictures.trained import runs
 from tasks import NdRegression, gradient_descent
@@ -235,8 +235,8 @@ def prompt(quick):
             gd = gradient_descent([task.eta * t / N])           # each example its N-th part
             answers["GRIL, trained"][t] = model.query(torch.cat([s[:, :2 * t], s[:, -1:]], 1))
             answers["GD, explicit"][t] = gd(x[:, :t], y[:, :t], x[:, -1])
-        V, K, r, A = model.operands(s[:1])
-        Z = states(V, K, A, torch.zeros(1, 1, f, f))[0, :, 0] * model.beta * model.q[2]
+        C = window(s[:1], 3, 2, causal=False)
+        Z = scan(model.A, C @ model.Q @ C.mT)[0] * model.beta * model.q[2]
     Z = torch.cat([torch.zeros(1, f, f), Z])                    # β q₃ Z_t: the W read, (N+1, f, f)
     loss = {name: 0.5 * (o - y[:, -1]).square().mean(-1) for name, o in answers.items()}
     apart = torch.sub(*answers.values())[:, 0].abs().amax(-1)   # (N+1,), of this prompt
