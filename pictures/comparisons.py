@@ -62,10 +62,10 @@ def repeated(name, models, rates, quick, seeds, times=1):
 def carried(results):
     """Real numbers that a model carries from token to token: its state, GRIL's w - 1 tokens too."""
     task, model, _ = train.load(results[0]["folder"])
-    if hasattr(model, "run"):
-        size = state_size(model, task.sample(1, torch.Generator()).s)
-    else:
+    if hasattr(model, "A"):                     # GRIL's, a number for each of its gate's
         size = model.A.numel() + (0 if task.name == "scalar_regression" else 2 * task.f)
+    else:
+        size = state_size(model, task.sample(1, torch.Generator()).s)
     return f"{size:,}"
 
 
