@@ -36,10 +36,10 @@ from files.arena import listops_lines
 from files.downloads import data_folder
 from files.tokens import BPE
 from gril import GRIL, Block, GrilMixer, construct_multivariate
-from lm import RECIPES, LanguageModel
+from lm import LanguageModel, NextToken
 from lra import LRA
 from pictures.plots import place
-from tasks import Task
+from tasks import NdRegression
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRESETS = {                                                     # H, P, J of the paper's tables, and the length; laptop is ours
@@ -269,7 +269,8 @@ def steps(block, x, state, count=20):
 
 def generation(rounds, positions=(100, 10_000, 100_000), count=20):
     """A token at a time from the bytes' language models, the state as it is after so many tokens; weights do not matter."""
-    sizes = {key: RECIPES["bytes"][key] for key in ("layers", "H", "inner", "P", "J")}
+    recipe = NextToken.numbers("bytes")
+    sizes = {key: recipe[key] for key in ("layers", "H", "inner", "P", "J")}
     rows = []
     for name in ("gril", "linear_attention", "lru", "mamba", "transformer"):
         model, contenders = LanguageModel(256, model=name, **sizes).to(DEVICE).eval(), {}
@@ -317,7 +318,7 @@ def plainest_loop(f, N, batch):
 def our_loop(f, N, batch):
     """What train.py does in a step."""
     torch.manual_seed(0)
-    task = Task(f=f, N=N)
+    task = NdRegression(f=f, n=N)
     model, stream = task.model(), task.stream(0, batch)
     optimizer, parameters = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), list(model.parameters())
 
@@ -410,7 +411,7 @@ def cuda_check(rounds):
     weights = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
-        task, model = Task(f=5, N=5), construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
+        task, model = NdRegression(f=5, n=5), construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
         optimizer, generator = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
         for _ in range(2):
             batch = task.sample(64, generator)
@@ -444,8 +445,8 @@ def data(rounds, rows=1000):
 def loader(rounds, batches=10):
     """Tokens a second that the loader alone delivers ÷ those that training the tiny model takes, on the files there are."""
     rows = []
-    for name, LRATask in LRA.items():
-        task = LRATask(LRATask.recipes["tiny"])
+    for name, Task in LRA.items():
+        task = Task()
         try:
             stream = task.stream(0, task.recipe["batch"], DEVICE)
         except ValueError as error:

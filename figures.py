@@ -44,7 +44,7 @@ from pictures import page
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, curves, finish, flattened, legend_right, matrix,
                             pm, print_table, spread)
 from pictures.trained import runs, seeds
-from tasks import (TASKS, Task, as_learner, as_predictor, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
+from tasks import (TASKS, NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate, gradient_descent, longhorn,
                    newton, recovered, ridge, tune, zero)
 
 
@@ -108,7 +108,7 @@ def scales(ax, results, what, values, quick, reference=None):
         ratios, ours, theirs = [], [], []
         for result in results:
             task, model, _ = train.load(result["folder"])
-            other = TASKS[task.name](f=task.f, N=task.N, K=task.K, **{what: value})
+            other = type(task)(**dict(task.recipe, **{what: value}))
             gd = as_learner(task.learner()) if reference is None else as_predictor(task, train.load(reference(result))[1])
             score = evaluate(other, {"GRIL": as_predictor(task, model), "GD": gd}, 200 if quick else 10_000,
                              seed=40_000 + result["seed"], sensitivities=2)
@@ -270,7 +270,7 @@ def ablations(quick):
 
 
 def second_order(quick):
-    task = Task()
+    task = NdRegression()
     results = runs([dict(task="nd_regression", f=10, seed=s) for s in seeds(quick)], quick)
     columns = {}
     for result in results:
@@ -312,7 +312,7 @@ def state(quick):
     W = torch.linalg.lstsq(batch.x[:1, :f + 1].double(), batch.y[:1, :f + 1].double()).solution[0].mT.float()
 
     def predictors(n):
-        short = Task(f=f, N=n, tasks=1_000)
+        short = NdRegression(f=f, n=n, tasks=1_000)
         (beta,), (rule,) = (tune(family, [1.0], short) for family in (longhorn, delta_rule))
         return {"ridge 0.01": ridge(0.01), "Longhorn, β tuned": longhorn(beta), "delta rule, β tuned": delta_rule(rule)}
     every = [n for n in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100) if n <= N]

@@ -1,6 +1,6 @@
 """A GRIL language model (App. F): WikiText-103 at the paper's size, WikiText-2 or your own text on a laptop.
 
-  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place: MIXERS
+  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place
   2. tasks        what train.py trains on: blocks, loss, perplexity; LM, a table of tasks with their recipes
   3. generation   one token at a time, each at the same cost and memory however long the text
   4. commands     prepare (of files/tokens.py, where GPT-2's byte-pair encoding is, too) and generate
@@ -29,13 +29,15 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
-from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, RecurrentBlock, parameters
+from baselines import MLP, MODELS, CausalConv, offered, parameters
 from files.downloads import data_folder
 from files.runs import read
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
-from gril import Block, GrilMixer, Mixer
-from machine.devices import DEVICES, choose_device, my_share, on, summed
+from gril import Block, Mixer
+from machine.devices import choose_device, my_share, on, summed
 from machine.errors import known
+from machine.options import LOOP, Option, flag
+from tasks import Task
 
 
 # -------------------------------------------------------------------------------------------------------- 1. model
@@ -45,6 +47,7 @@ class Gated(Mixer):
 
     The mixer inside has neither norm nor residual of its own.
     """
+    writes = "W_o"
 
     def __init__(self, H, mixer):
         super().__init__()
@@ -60,58 +63,49 @@ class Gated(Mixer):
         return self.W_o(x0 * y), (past, inner)
 
 
-def heads(H):
-    return max(1, H // 64)
+def models():
+    """The rows of baselines.MODELS, and two of the frame's variants.
+
+    The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as its window.
+    What the window alone is worth shows without the frame: gril_alone against linear_attention, a
+    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame. S5 and LRU stand in the
+    frame, too, as Hyena-S5 in the paper's table; the others bring their own.
+    """
+    gril = MODELS["gril"]
+    return {**offered("lm"), "gril_w1": gril._replace(lm=dict(framed=True, w=1)),
+            "gril_alone": gril._replace(lm={})}
 
 
-def griffin(H, i):
-    """Griffin's pattern: recurrent, recurrent, local attention."""
-    n = heads(H)
-    return Attention(H, n, 1, 1024) if i % 3 == 2 else RecurrentBlock(H, n * round(4 * H / 3 / n), n)
-
-
-# The mixer of layer i. The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as GRIL's window.
-# What the window alone is worth shows without the frame: gril_alone against linear_attention, which is a window of one
-# (Sec. 4.5), gate and all; gril_w1 is that in the frame. S5 and LRU stand in the frame, too, as Hyena-S5 in the paper's
-# table; the others bring their own. β starts small, because among the frame's products a recurrence of unit size drowns
-# the token itself, and learning starts slowly.
-START = dict(beta=0.1)
-MIXERS = {
-    "gril":             lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, **START, **gril)),
-    "gril_w1":          lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, w=1, **START, **gril)),
-    "gril_alone":       lambda i, H, P, J, **gril: GrilMixer(H, P, J, **START, **gril),
-    "linear_attention": lambda i, H, P, J, **gril: GrilMixer(H, P, J, w=1, **START, **gril),
-    "s5":               lambda i, H, P, J, **gril: Gated(H, S5(H, J=J)),
-    "lru":              lambda i, H, P, J, **gril: Gated(H, LRU(H)),
-    "mamba":            lambda i, H, P, J, **gril: Mamba(H),
-    "griffin":          lambda i, H, P, J, **gril: griffin(H, i),
-    "transformer":      lambda i, H, P, J, **gril: Attention(H, heads(H)),
-}
+def mixer(row, H, i=0, **numbers):
+    """Of layer i. β starts small, or among the frame's products it drowns the token itself."""
+    numbers = dict(beta=0.1, heads=max(1, H // 64), i=i) | numbers | row.lm
+    part = row.mixer(H, **row.given(numbers))
+    return Gated(H, part) if "framed" in row.lm else part
 
 
 class LanguageModel(nn.Module):
     """Embedding, layers of x + mixer(LayerNorm(x)) and x + MLP(LayerNorm(x)), LayerNorm, head tied to the embedding.
 
     No positions: the recurrence knows the order. Every model has GRIL's number of parameters: `inner` is the width of
-    GRIL's MLP, and the MLPs beside other mixers take up the difference. A mixer's last weights, which write into the
-    residual stream, start smaller by √(2 layers), as GPT-2's.
+    GRIL's MLP, and the MLPs beside other mixers take up the difference. The weights of a mixer that write into
+    the residual stream start smaller by √(2 layers), as GPT-2's.
     """
 
     def __init__(self, V, layers, H, inner, P, J, model="gril", dropout=0.0, **gril):
         super().__init__()
-        mixer = known("model", model, MIXERS)
-        budget = parameters(MIXERS["gril"](0, H, P, J, **gril)) + inner * (2 * H + 1)         # of a layer
+        row = known("model", model, models())
+        budget = parameters(mixer(MODELS["gril"], H, P=P, J=J, **gril)) + inner * (2 * H + 1)       # of a layer
         self.embed = nn.Embedding(V, H)
         nn.init.normal_(self.embed.weight, std=0.02)
         self.drop, self.layers, self.norm = nn.Dropout(dropout), nn.ModuleList(), nn.LayerNorm(H)
         for i in range(layers):
-            part = mixer(i, H, P, J, **gril)
+            part = mixer(row, H, i, P=P, J=J, **gril)
             rest = MLP(H, max(1, round((budget - parameters(part)) / (2 * H + 1))))
             self.layers += [Block(part, H, dropout), Block(rest, H, dropout)]
         with torch.no_grad():
             for block in self.layers:
-                last = [module for module in block.mixer.modules() if isinstance(module, nn.Linear)][-1]
-                last.weight /= math.sqrt(2 * layers)
+                if block.mixer.writes:
+                    block.mixer.get_submodule(block.mixer.writes).weight /= math.sqrt(2 * layers)
 
     @property
     def constant(self):
@@ -179,46 +173,59 @@ class HeadLoss(torch.autograd.Function):
 
 # -------------------------------------------------------------------------------------------------------- 2. tasks
 
-TINY = dict(steps=1200, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, clip=1.0, evaluate_every=200,
-            checkpoint_every=200, patience=0, choose="perplexity", higher=False, tokenizer="gpt2", length=256, layers=4,
-            H=128, inner=128, P=64, J=16, dropout=0.0, stateful=False, validate_tokens=32_768, report_tokens=0)
+TINY = dict(steps=1200, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, clip=1.0,
+            evaluate_every=200, checkpoint_every=200)
 RECIPES = {
     "tiny": TINY,
-    "bytes": dict(TINY, tokenizer="bytes", steps=2000, length=512, choose="bits", validate_tokens=262_144),
-    # the paper's, but for the recurrent rate, clipping and dropout, of which it says nothing: 230,000 steps are 32 epochs
-    "paper": dict(TINY, steps=230_000, batch=16, lr=2e-3, recurrent_lr=5e-4, warmup=16_000, evaluate_every=1000,
-                  checkpoint_every=1000, patience=20, length=1024, layers=16, H=768, inner=768, P=128, J=32, dropout=0.1,
-                  validate_tokens=0),
+    "bytes": dict(TINY, tokenizer="bytes", steps=2000, length=512, validate_tokens=262_144),
+    # the paper's, but for the recurrent rate, clipping and dropout, of which it says nothing
+    "paper": TINY | dict(steps=230_000, batch=16, lr=2e-3, recurrent_lr=5e-4, warmup=16_000,
+                         evaluate_every=1000, checkpoint_every=1000, patience=20, length=1024,
+                         layers=16, H=768, inner=768, P=128, J=32, dropout=0.1, validate_tokens=0),
 }
 
 
-class WikiText103:
-    """The next token, in blocks of `length`; the other tasks say what differs."""
-    name, folder, command = "wikitext103", "wikitext-103", "prepare wikitext103"
-    recipes, paper_parameters = RECIPES, 117e6
+class NextToken(Task):
+    """The next token, in blocks of `length`; the tasks below say what differs."""
+    higher = False
+    recipes = RECIPES
+    options = dict(
+        tokenizer=Option("gpt2", "gpt2 or bytes", among=tuple(TOKENIZERS)),
+        length=Option(256, "tokens of a block", least=1),
+        layers=Option(4, "layers", least=1),
+        H=Option(128, "width of the model", least=1),
+        inner=Option(128, "width inside a feed-forward layer", least=1),
+        P=Option(64, "state size", least=1),
+        J=Option(16, "blocks of the state", least=1),
+        dropout=Option(0.0, "share of activations dropped in training", least=0),
+        form=Option("chunk", "of the recurrence: loop, scan or chunk", among=("loop", "scan", "chunk")),
+        stateful=Option(False, "carry the state from block to block"),
+        validate_tokens=Option(32_768, "tokens of a validation, 0 for all", least=0),
+        report_tokens=Option(0, "tokens of the last report, 0 for all", least=0),
+    )
 
-    def __init__(self, recipe, data=None):
-        known("tokenizer", recipe["tokenizer"], TOKENIZERS)
-        for key in ("length", "layers", "H", "inner", "P", "J"):
-            if recipe[key] < 1:
-                raise ValueError(f"{self.name}: {key} must be at least 1, got {recipe[key]}")
+    def __init__(self, data=None, **numbers):
+        super().__init__(**numbers)
+        recipe = self.recipe
         for key in ("validate_tokens", "report_tokens"):
-            if recipe[key] < 0 or recipe[key] == 1:
-                raise ValueError(f"--{key.replace('_', '-')} must be 0 (all) or at least 2: a token is scored after another; "
-                                 f"got {recipe[key]}")
-        if recipe.get("choose") == "bits" and recipe["tokenizer"] != "bytes":
-            raise ValueError("bits a byte need --tokenizer bytes; for GPT-2's tokens choose --size tiny")
-        if recipe["stateful"] and recipe.get("accumulate", 1) > 1:
+            if recipe[key] == 1:
+                raise ValueError(f"{flag(key)} must be 0 (all) or at least 2: a token is scored after "
+                                 "another; got 1")
+        if recipe["stateful"] and recipe["accumulate"] > 1:
             raise ValueError("--stateful carries one state from step to step, --accumulate would need several: choose one")
         self.recipe, self.length, self.data = recipe, recipe["length"], data_folder(data)
         self.state = None                                                       # carried from block to block if stateful
 
+    @property
+    def choose(self):
+        return "bits" if self.recipe["tokenizer"] == "bytes" else "perplexity"
+
     def model(self, name="gril"):
-        sizes = {key: self.recipe[key] for key in ("layers", "H", "inner", "P", "J", "dropout")}
+        sizes = {key: self.recipe[key] for key in ("layers", "H", "inner", "P", "J", "dropout", "form")}
         model = LanguageModel(TOKENIZERS[self.recipe["tokenizer"]], model=name, **sizes)
         if self.recipe["stateful"] and not model.constant:
             raise ValueError(f"{name} remembers every token, so that a carried state would only grow: train it without "
-                             f"--stateful, or choose one of {', '.join(row for row in MIXERS if row != name)}")
+                             f"--stateful, or choose one of {', '.join(row for row in models() if row != name)}")
         return model
 
     # ---- data
@@ -267,13 +274,13 @@ class WikiText103:
                 total += loss * y.numel()
         return (total if stateful else summed(total)).item() / (len(ids) - 1)
 
-    def numbers(self, loss):
+    def scores(self, loss):
         bits = dict(bits=loss / math.log(2)) if self.recipe["tokenizer"] == "bytes" else {}    # per byte
         return dict(loss=loss, perplexity=math.exp(min(loss, 700)), **bits)
 
     def validate(self, model):
         ids = self.tokens("valid")
-        return self.numbers(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
+        return self.scores(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
 
     def report(self, model, seed):
         """Scores on test, or on valid where there is no test; stateful_… with the state carried on."""
@@ -284,7 +291,7 @@ class WikiText103:
         if model.constant:
             scores["stateful"] = self.score(model, ids, stateful=True)
         return dict(split=split, tokens=len(ids), parameters=parameters(model), **{
-            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.numbers(loss).items()})
+            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.scores(loss).items()})
 
     def table(self, result):
         rows = ["{model} on {task}, {parameters:,d} parameters; {split}, {tokens:,d} tokens of {tokenizer}".format(**result)]
@@ -295,12 +302,17 @@ class WikiText103:
         return "\n".join(rows)
 
 
-class WikiText2(WikiText103):
-    name, folder, command, paper_parameters = "wikitext2", "wikitext-2", "prepare wikitext2", None
+class WikiText103(NextToken):
+    name, folder, command = "wikitext103", "wikitext-103", "prepare wikitext103"
+    paper_parameters = 117e6
 
 
-class TextFile(WikiText103):
-    name, folder, command, paper_parameters = "text_file", "text_file", "prepare --text FILE", None
+class WikiText2(NextToken):
+    name, folder, command = "wikitext2", "wikitext-2", "prepare wikitext2"
+
+
+class TextFile(NextToken):
+    name, folder, command = "text_file", "text_file", "prepare --text FILE"
 
 
 LM = {task.name: task for task in (WikiText103, WikiText2, TextFile)}
@@ -382,7 +394,8 @@ def load(folder):
     config = json.loads((folder / "config.json").read_text())
     if config.get("task") not in LM:
         raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
-    task = LM[config["task"]]({key: config.get(key, value) for key, value in TINY.items()}, config.get("data"))
+    Task = LM[config["task"]]
+    task = Task(config.get("data"), **{key: config[key] for key in {**LOOP, **Task.options} if key in config})
     model = task.model(config["model"])
     path = next((folder / name for name in ("best.pt", "weights.pt", "last.pt") if (folder / name).exists()), None)
     if path is None:
@@ -468,15 +481,15 @@ def main(argv=None):
             for split, entry in header["splits"].items():
                 print(f"{split:6s}{entry['tokens']:12,d} tokens of {header['tokenizer']} from {entry['source']}")
             return
-        for flag, value in (("--tokens", args.tokens), ("--temperature", args.temperature), ("--top-k", args.top_k)):
+        for name, value in (("--tokens", args.tokens), ("--temperature", args.temperature), ("--top-k", args.top_k)):
             if not value >= 0:
-                raise ValueError(f"{flag} must be 0 or more, got {value}")
+                raise ValueError(f"{name} must be 0 or more, got {value}")
         if not 0 <= args.seed < 2 ** 32:
             raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
         task, model, config = load(args.run)
         tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
         prompt = tokens.encode(args.prompt) or [tokens.start]
-        known("device", args.device, DEVICES)
+        LOOP["device"].check("device", args.device)
         model.to(choose_device(args.device))
         print(args.prompt, end="", flush=True)
         ids = generate(model, prompt, args.tokens, args.temperature, args.top_k, args.seed)

@@ -1,7 +1,7 @@
 """The data folder, and files from the web or out of archives, checked and unpacked safely.
 
-Every reader takes bounded memory and answers anything malformed with a ValueError that names the file. Nothing half-made
-ever has the name of something whole: files are written beside, then renamed.
+Every reader takes bounded memory and answers anything malformed with a ValueError that names the
+file. Nothing half-made ever has the name of something whole.
 """
 import gzip
 import hashlib
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from files.whole import whole
 
 
 def data_folder(argument=None):
@@ -25,7 +26,7 @@ def data_folder(argument=None):
 
 
 def unpacked(file, limit):
-    """All that a packed file holds, a megabyte at a time: read(limit) would take so much memory whatever there is."""
+    """All that a packed file holds; read(limit) would take so much memory whatever there is."""
     content = io.BytesIO()
     while chunk := file.read(1 << 20):
         content.write(chunk)
@@ -35,11 +36,15 @@ def unpacked(file, limit):
     return content
 
 
-def archive(path, limit=1 << 30):
-    """(name, bytes) of the plain files in a tar.gz or tar.xz, unpacked in memory, 1 GB at most; nothing is extracted.
+def broken(path, error):
+    return ValueError(f"{path}: no whole archive ({type(error).__name__}: {error})")
 
-    Reading to the end makes gzip and xz check their sums. tarfile takes a damaged header for the end of the archive, so
-    what follows its last member must be zeros.
+
+def archive(path, limit=1 << 30):
+    """(name, bytes) of the plain files in a tar.gz or tar.xz, unpacked in memory, 1 GB at most.
+
+    Reading to the end makes gzip and xz check their sums. tarfile takes a damaged header for the
+    end of the archive, so what follows its last member must be zeros.
     """
     try:
         with (lzma if path.suffix == ".xz" else gzip).open(path) as file:
@@ -51,72 +56,74 @@ def archive(path, limit=1 << 30):
                 raise ValueError(f"damaged at byte {tar.offset:,} of the unpacked archive")
     except FileNotFoundError:
         raise
-    except Exception as error:                                                  # and so has an archive's
-        raise ValueError(f"{path}: no whole archive ({type(error).__name__}: {error})") from None
+    except Exception as error:                          # a decoder has exceptions of its own
+        raise broken(path, error) from None
     for member in members:
         if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            yield member.name, data[member.offset_data:member.offset_data + member.size].tobytes()
+            yield member.name, data[member.offset_data:][:member.size].tobytes()
 
 
 def download(address, path, checksum=None):
-    """A file from the web, with progress; it gets its name only when its length and checksum (MD5, SHA-256) are right."""
+    """A file from the web, named when its length and checksum (MD5 or SHA-256) are right."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = "sha256" if len(checksum or "") == 64 else "md5"
-    part, digest = path.with_name(path.name + ".part"), hashlib.new(kind)
+    digest = hashlib.new(kind)
+    # some servers refuse urllib's own name
+    request = urllib.request.Request(address, headers={"User-Agent": "Mozilla/5.0"})
     try:
-        request = urllib.request.Request(address, headers={"User-Agent": "Mozilla/5.0"})        # some refuse urllib's own
-        with urllib.request.urlopen(request, timeout=60) as response, open(part, "wb") as file:
-            size = int(response.headers.get("Content-Length") or 0)
-            with tqdm(total=size or None, unit="B", unit_scale=True, ncols=80, desc=path.name) as bar:
+        with whole(path) as file, urllib.request.urlopen(request, timeout=60) as response:
+            size = int(response.headers.get("Content-Length") or 0) or None
+            with tqdm(desc=path.name, total=size, unit="B", unit_scale=True, ncols=80) as bar:
                 while chunk := response.read(1 << 20):
                     digest.update(chunk)
                     file.write(chunk)
                     bar.update(len(chunk))
             if size and file.tell() != size:
                 raise OSError(f"only {file.tell():,} of {size:,} bytes came")
-        if checksum and digest.hexdigest() != checksum:
-            raise OSError(f"its {kind} is {digest.hexdigest()}, published is {checksum}")
-        os.replace(part, path)
+            if checksum and digest.hexdigest() != checksum:
+                raise OSError(f"its {kind} is {digest.hexdigest()}, published is {checksum}")
     except (OSError, HTTPException) as error:
-        raise ValueError(f"could not download {address} ({error}). By hand:\n  curl -L -o {path} {address}") from None
-    finally:
-        part.unlink(missing_ok=True)
+        raise ValueError(f"could not download {address} ({error}). By hand:\n"
+                         f"  curl -L -o {path} {address}") from None
 
 
 class Header(tarfile.TarInfo):
-    """tarfile takes a long name or attributes into memory whole, however long they claim to be: here 1 MB at most."""
+    """tarfile takes a long name or attributes into memory whole, whatever their size: here 1 MB."""
+    LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+            tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
     @classmethod
     def frombuf(cls, buf, encoding, errors):
         header = super().frombuf(buf, encoding, errors)
-        if header.size > 1 << 20 and header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
-                                                     tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+        if header.size > 1 << 20 and header.type in cls.LONG:
             raise ValueError(f"a header of {header.size:,} bytes")
         return header
 
 
 def unpack(path, folder, wanted, limit=1 << 34):
-    """The part of LRA's release whose names hold `wanted`, into folder; 16 GB at most, whole or not at all.
+    """The part of LRA's release whose names hold `wanted`, into folder; 16 GB at most, or nothing.
 
-    Links, devices and pipes are left out; a name is taken from `wanted` on, and may not lead out of it.
+    Links, devices and pipes are left out; a name is taken from `wanted` on, and may not lead out.
     """
     if not hasattr(tarfile, "data_filter"):
-        raise ValueError("this Python's tarfile has no data filter to unpack safely: use 3.10.12, 3.11.4, 3.12 or newer")
+        raise ValueError("this Python's tarfile has no data filter to unpack safely: "
+                         "use 3.10.12, 3.11.4, 3.12 or newer")
     total = 0
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
         try:
             with tarfile.open(path, "r|gz", tarinfo=Header) as tar:
                 for member in tqdm(tar, unit="file", ncols=80, desc=path.name):
-                    if member.isreg() and wanted in member.name:
-                        total += member.size
-                        if total > limit:
-                            raise ValueError(f"unpacks to more than {limit:,} bytes")
-                        name = member.name[member.name.index(wanted):]
-                        tar.extract(member.replace(name=name, deep=False), part, filter="data")
+                    if not member.isreg() or wanted not in member.name:
+                        continue
+                    total += member.size
+                    if total > limit:
+                        raise ValueError(f"unpacks to more than {limit:,} bytes")
+                    name = member.name[member.name.index(wanted):]
+                    tar.extract(member.replace(name=name, deep=False), part, filter="data")
         except Exception as error:
-            if getattr(error, "errno", None):                                   # the disk's fault, not the archive's
+            if getattr(error, "errno", None):               # the disk's fault, not the archive's
                 raise
-            raise ValueError(f"{path}: no whole archive ({type(error).__name__}: {error})") from None
+            raise broken(path, error) from None
         if not (Path(part) / wanted).exists():
             raise ValueError(f"{path}: no {wanted} in it")
         (folder / wanted).parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from files.downloads import download, unpacked
+from files.whole import write
 from machine.errors import known
 
 
@@ -289,16 +290,6 @@ def cuts(raw, lines, size=1 << 22):
         if at - found[-1] >= size and (lines or not raw[max(0, at - 4):at].decode(errors="ignore")[-1:].isspace()):
             found.append(at)
     return [*found, len(raw)] if found[-1] < len(raw) else found
-
-
-def write(path, content):
-    """Whole or not at all: written beside, then renamed."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def read_tokens(folder, kind, split, command):

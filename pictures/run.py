@@ -12,7 +12,7 @@ from tasks import as_learner, as_predictor, recovered
 def draw_run(task, model, result):
     """The picture of one run: loss onto the gradient-descent line, predictions against it, weights beside theirs."""
     if not hasattr(task, "constructed"):
-        return draw_curves(result)
+        return draw_curves(task, result)
     learned, aims = recovered(model, task.N), recovered(task.constructed(), task.N)
     panels = [key for key in ("Q", "q", "PsiTheta", "A") if key in learned and learned[key].numel() < 1e5]
     one_layer = "Q" in learned and len(learned["Q"]) == 1
@@ -48,10 +48,10 @@ def draw_run(task, model, result):
     return path
 
 
-def draw_curves(result):
+def draw_curves(task, result):
     """The picture of a run without a construction beside it: losses, and the number that chose the weights."""
     figure, axes = plt.subplots(1, 2, figsize=(8, 2.9), layout="constrained")
-    for ax, columns in zip(axes, (("train_loss", "loss"), (result["choose"], f"test_{result['choose']}"))):
+    for ax, columns in zip(axes, (("train_loss", "loss"), (task.choose, f"test_{task.choose}"))):
         for column, color in zip(columns, (BLUE, ORANGE)):
             with open(result["folder"] / "metrics.csv", newline="") as file:
                 points = [(int(row["step"]), float(row[column])) for row in csv.DictReader(file) if column in row]

@@ -28,10 +28,11 @@ import torch
 import baselines
 import lra
 from files import arena, downloads
-from baselines import parameters
+from baselines import offered, parameters
 from gril import GrilMixer, complex_gate
-from lra import LRA, MODELS
-from files.arena import listops_block, listops_lines
+from lra import LRA
+from files.arena import listops_lines, listops_row
+from machine import devices
 
 REAL = Path(os.environ.get("GRIL_DATA", "/nonexistent"))
 f64 = torch.float64
@@ -136,7 +137,7 @@ def task(name, folder):
     """The task on small files that are written now, unless there are some."""
     if not LRA[name].sources(folder):
         WRITE[name](folder)
-    return LRA[name](dict(LRA[name].recipes["tiny"], **small), folder)
+    return LRA[name](folder, **small)
 
 
 def documents(split):
@@ -146,7 +147,7 @@ def documents(split):
 def filled(made, splits):
     """The task with {split: [(label, document, …), …]} in the place of its files."""
     rows = ((split, *row) for split, part in splits.items() for row in part)
-    made._data = arena.collect(rows, [Path("here")])
+    made.data = arena.collect(rows, [Path("here")])
     return made
 
 
@@ -204,8 +205,9 @@ def test_generated_rows_do_not_depend_on_the_workers():
 
 
 def test_duplicates_are_left_out(monkeypatch):
-    monkeypatch.setattr(arena, "listops_block", lambda seed, block: [b"a", b"b", b"a", b"%d" % block])
-    assert list(listops_lines(5)) == [b"a", b"b", b"0", b"1", b"2"]
+    rows = [b"a", b"b", b"a", b"a", b"c", b"b", b"d", b"e"]
+    monkeypatch.setattr(arena, "listops_row", lambda seed, i: rows[i])
+    assert list(listops_lines(5)) == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def slow_rows(n, seed):
@@ -403,7 +405,7 @@ def test_a_coloured_picture_is_the_mean_of_its_colours(tmp_path, channels):
 def test_real_files_are_read(name):
     """Whatever is there: labels of every class, tokens in range, and nothing in two splits."""
     folder = real(name)
-    data, T = LRA[name](LRA[name].recipes["tiny"], folder).data, LRA[name]
+    data, T = LRA[name](folder).data, LRA[name]
     for split, (tokens, offsets, labels) in data.items():
         assert set(labels.tolist()) == set(range(T.classes)), split
         assert (np.diff(offsets) > 0).all() and offsets[-1] == len(tokens), split
@@ -468,14 +470,14 @@ def test_a_damaged_preparation_is_not_taken(tmp_path, capsys):
         assert str(home / name) in capsys.readouterr().err
     (tmp_path / "listops").rename(tmp_path / "away")
     with pytest.raises(ValueError, match="index.json is damaged"):
-        LRA["listops"](LRA["listops"].recipes["tiny"], tmp_path).data
+        LRA["listops"](tmp_path).data
 
 
 def test_a_preparation_is_enough(tmp_path):
     task("listops", tmp_path)
     lra.main(["prepare", "listops", "--data", str(tmp_path)])
     (tmp_path / "listops").rename(tmp_path / "away")
-    assert len(LRA["listops"](LRA["listops"].recipes["tiny"], tmp_path).data["train"].labels) == 20
+    assert len(LRA["listops"](tmp_path).data["train"].labels) == 20
 
 
 def test_a_failed_preparation_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
@@ -507,7 +509,7 @@ def test_listops_is_generated_on_command(tmp_path, capsys):
         lra.main(command)
     lra.main([*command, "--force"])
     assert (home / "basic_train.tsv").read_bytes().split(b"\r\n")[1] == next(listops_lines(1, seed=0))[:-2]
-    assert len(LRA["listops"](LRA["listops"].recipes["tiny"], tmp_path).data["test"].labels) == 20
+    assert len(LRA["listops"](tmp_path).data["test"].labels) == 20
 
 
 def test_as_many_rows_as_lra_has_are_generated_unasked(tmp_path, monkeypatch):
@@ -535,11 +537,11 @@ def test_write_protected_rows_are_not_generated_over(tmp_path):
 
 
 def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch):
-    def stopped(seed, block):
-        if block == 1:
+    def stopped(seed, i):
+        if i == 200:
             raise KeyboardInterrupt
-        return listops_block(seed, block)
-    monkeypatch.setattr(arena, "listops_block", stopped)
+        return listops_row(seed, i)
+    monkeypatch.setattr(arena, "listops_row", stopped)
     with pytest.raises(KeyboardInterrupt):
         lra.main(["prepare", "listops", "--data", str(tmp_path), "--rows", "5000", "1", "1", "--workers", "1"])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -752,7 +754,7 @@ def test_a_bad_file_is_named(tmp_path, fault):
 def test_missing_data_says_where_it_looked_and_what_to_do(tmp_path, name, monkeypatch):
     monkeypatch.setenv("GRIL_DATA", str(tmp_path))
     with pytest.raises(ValueError) as error:
-        LRA[name](LRA[name].recipes["tiny"]).data
+        LRA[name]().data
     assert str(tmp_path / LRA[name].places[0]) in str(error.value)
     assert f"python lra.py prepare {name} --data {tmp_path}" in str(error.value)
 
@@ -854,7 +856,7 @@ def fuzz(folder, rounds, read, monkeypatch):
 
 
 def check_arrays(name, folder):
-    for tokens, offsets, labels in LRA[name](LRA[name].recipes["tiny"], folder).data.values():
+    for tokens, offsets, labels in LRA[name](folder).data.values():
         assert tokens.dtype == labels.dtype == np.uint8 and offsets.dtype == np.int64
         assert (np.diff(offsets) >= 0).all() and offsets[0] == 0 and offsets[-1] == len(tokens)
         assert len(offsets) == LRA[name].documents * len(labels) + 1 and labels.max() < LRA[name].classes
@@ -956,12 +958,12 @@ def test_the_processes_of_a_run_share_an_evaluation(monkeypatch, tmp_path):
     torch.manual_seed(0)
     model = made.model().eval()
     whole, summed = made.evaluate(model, "test"), []
-    monkeypatch.setattr(lra.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(lra.dist, "all_reduce", lambda sums: summed.append(sums.tolist()))
-    monkeypatch.setattr(lra.dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(devices.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(devices.dist, "all_reduce", lambda sums: summed.append(sums.tolist()))
+    monkeypatch.setattr(devices.dist, "get_world_size", lambda: 3)
     parts = []
     for rank in range(3):
-        monkeypatch.setattr(lra.dist, "get_rank", lambda: rank)
+        monkeypatch.setattr(devices.dist, "get_rank", lambda: rank)
         parts.append(made.evaluate(model, "test"))
     assert len(summed) == 3
     assert np.sum(parts, 0) == pytest.approx(whole, rel=1e-5) and all(part[0] < whole[0] for part in parts)
@@ -1034,7 +1036,7 @@ def test_ranks_share_each_batch_equally(tmp_path, name):
 
 # ----------------------------------------------------------------------------------------------------------- 6. models
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 @pytest.mark.parametrize("name", ("listops", "retrieval"))
 def test_padding_changes_nothing(tmp_path, name, model):
     torch.manual_seed(0)
@@ -1058,7 +1060,7 @@ PAPER = dict(listops=0.04, text=0.02, retrieval=0.03, image=0.01, pathfinder=0.0
 def test_paper_sizes_have_the_papers_parameters(name):
     T = LRA[name]
     with torch.device("meta"):
-        paper, tiny = (parameters(T(T.recipes[size]).model()) for size in ("paper", "tiny"))
+        paper, tiny = (parameters(T(**T.numbers(size)).model()) for size in ("paper", "tiny"))
     assert abs(paper / T.paper_parameters - 1) < PAPER[name], f"{paper:,}"
     assert 50_000 < tiny < 100_000, f"{tiny:,}"
 
@@ -1066,8 +1068,8 @@ def test_paper_sizes_have_the_papers_parameters(name):
 @pytest.mark.parametrize("name, size", (("text", "tiny"), ("image", "tiny"), ("retrieval", "paper")))
 def test_models_are_of_like_size(name, size):
     with torch.device("meta"):
-        made = LRA[name](LRA[name].recipes[size])
-        networks = {model: made.model(model) for model in MODELS}
+        made = LRA[name](**LRA[name].numbers(size))
+        networks = {model: made.model(model) for model in offered("lra")}
     counts = {model: parameters(network) for model, network in networks.items()}
     for model, network in networks.items():
         H = len(network.layers[0].norm.weight) if hasattr(network.layers[0], "norm") else \
@@ -1076,10 +1078,10 @@ def test_models_are_of_like_size(name, size):
         assert abs(off) < min(0.07, 1.1 * 4 / H), f"{model}: another width is nearer, {counts}"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 @pytest.mark.parametrize("name", LRA)
 def test_every_model_runs_on_every_task_without_data(name, model):
-    made = LRA[name](dict(LRA[name].recipes["tiny"], length=40), "/nonexistent")
+    made = LRA[name]("/nonexistent", length=40)
     with torch.device("meta"):
         network, batch = made.model(model), made.example(4)
         assert network(*batch[:2]).shape == (4, LRA[name].classes)
@@ -1089,7 +1091,7 @@ def test_every_model_runs_on_every_task_without_data(name, model):
 
 def test_an_unknown_model_lists_them():
     with pytest.raises(ValueError, match="did you mean mamba.*transformer"):
-        LRA["text"](LRA["text"].recipes["tiny"]).model("mambo")
+        LRA["text"]().model("mambo")
 
 
 TABLE_8 = {     # layers, hidden, SSM blocks, SSM state, parameters in millions; accuracy (Table 10)
@@ -1111,7 +1113,7 @@ LENGTHS = dict(retrieval=4000, listops=2048, text=4096, image=1024, pathfinder=1
 
 @pytest.mark.parametrize("name", LRA)
 def test_the_paper_recipe_is_that_of_the_papers_tables(name):
-    T, r = LRA[name], LRA[name].recipes["paper"]
+    T, r = LRA[name], LRA[name].numbers("paper")
     sizes, training = "layers H J P".split(), "steps warmup lr weight_decay dropout batch".split()
     results = T.paper_parameters / 1e6, T.paper_accuracy
     assert (*(r[key] for key in sizes), *results) == TABLE_8[name]
@@ -1123,11 +1125,11 @@ def test_the_paper_recipe_is_that_of_the_papers_tables(name):
 @pytest.mark.parametrize("size", ("tiny", "paper"))
 @pytest.mark.parametrize("name", LRA)
 def test_recipes_choose_by_the_highest_validation_accuracy(name, size):
-    r = LRA[name].recipes[size]
-    assert (r["choose"], r["higher"]) == ("accuracy", True)
+    r = LRA[name].numbers(size)
+    assert (LRA[name].choose, LRA[name].higher) == ("accuracy", True)
     assert 0 < r["recurrent_lr"] < r["lr"] and 0 < r["warmup"] < r["steps"] and r["clip"] == 1
     assert 0 <= r["r_min"] < r["r_max"] < 1 and 0 < r["max_phase"] <= 2 * np.pi
-    assert set(r) == set(LRA[name].recipes["paper"]), "an option that one size lacks"
+    assert set(LRA[name].recipes[size]) <= set(r), "a number that the task does not have"
 
 
 def modules(network, kind):
@@ -1138,13 +1140,12 @@ LAYERS = dict(gril=GrilMixer, linear_attention=GrilMixer, s5=baselines.S5, lru=b
               mamba=baselines.Mamba, griffin=baselines.Griffin, transformer=baselines.Transformer)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 def test_models_are_built_as_the_recipe_says(model):
     """Numbers that no preset has, so that none can be there by itself."""
-    odd = dict(LRA["text"].recipes["tiny"], layers=6, H=18, P=24, J=3, dropout=0.3, r_min=0.61,
-               r_max=0.62, max_phase=0.01)
+    odd = dict(layers=6, H=18, P=24, J=3, dropout=0.3, r_min=0.61, r_max=0.62, max_phase=0.01)
     for gate in ("real", "complex") if LAYERS[model] is GrilMixer else ("real",):
-        network = LRA["text"](dict(odd, gate=gate)).model(model)
+        network = LRA["text"](**odd, gate=gate).model(model)
         layers = modules(network, LAYERS[model])
         assert len(layers) == (2 if model == "griffin" else 6)
         drops = modules(network, torch.nn.Dropout)
@@ -1263,7 +1264,7 @@ def test_accuracy_counts_every_row_once(tmp_path):
 
 
 def test_the_table_says_which_number_is_which():
-    made = LRA["image"](LRA["image"].recipes["tiny"])
+    made = LRA["image"]()
     result = dict(model="lru", parameters=12_345, test_rows=678, test_accuracy=41.5,
                   best_test_accuracy=43.25, most_frequent=10.75)
     title, *lines = made.table(result).splitlines()
@@ -1342,19 +1343,19 @@ def overfit(made, steps, rows=64):
 
 
 def test_64_real_reviews_are_learnt_by_heart():
-    made = LRA["text"](dict(LRA["text"].recipes["tiny"], length=32, H=32, P=32, dropout=0.0), real("text"))
+    made = LRA["text"](real("text"), length=32, H=32, P=32, dropout=0.0)
     assert overfit(made, steps=150) == 100
 
 
 def test_64_generated_rows_are_learnt_by_heart(tmp_path):
     """The same where there are no real files: ListOps, the first 32 tokens of each."""
     arena.generate_listops(tmp_path / "listops", (64, 1, 1))
-    made = LRA["listops"](dict(LRA["listops"].recipes["tiny"], length=32, H=32, P=32), tmp_path)
+    made = LRA["listops"](tmp_path, length=32, H=32, P=32)
     assert overfit(made, steps=300) == 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LRA)
 def test_64_real_rows_are_learnt_by_heart_at_tiny_size(name):
-    made = LRA[name](dict(LRA[name].recipes["tiny"], dropout=0.0), real(name))
+    made = LRA[name](real(name), dropout=0.0)
     assert overfit(made, steps=400) == 100

@@ -1,173 +1,234 @@
-"""What the README says is there: the names in its table "Paper to code", the recipes of "Fork it", the exercises."""
+"""What README and docs name is there: links, tests, commands, functions; their code runs."""
+import argparse
 import importlib
+import inspect
 import re
 import runpy
+import shlex
 import sys
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 import baselines
-import figures
 import train
 from gril import GRIL
-from tasks import Task, gradient_descent
+from lra import LRA
+from tasks import TASKS, gradient_descent
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+README, PAPER, FORK = ROOT / "README.md", ROOT / "docs/PAPER.md", ROOT / "docs/FORK.md"
+TESTS = {name: file for file in (ROOT / "test_gril.py", *ROOT.glob("tests/test_*.py"))
+         for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)}
+NUMBERED = [*(f"Eq. {i}" for i in range(1, 17)), "Definition 4.2", "App. A.5", "App. F", "App. G",
+            *(f"Proposition {i}" for i in ("4.1", "4.3", "A.1", "A.2")),
+            *(f"{kind} {i}" for kind in ("Fig.", "Table") for i in range(1, 12))]
+START = "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && .venv/bin/python"
 
 
-def section(path, heading):
-    """The text under a heading of second order, up to the next one."""
-    _, found, text = Path(path).read_text().partition(f"\n## {heading}\n")
-    assert found, f"{path} has no section {heading!r}"
-    return text.partition("\n## ")[0]
+# -------------------------------------------------------------------------------- what a page names
+
+def faults(page, text):
+    """Everything that a page names and that is not there, as sentences."""
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if not (link.startswith("https://") or target.exists() and anchor in anchors(target)):
+            yield f"no {link}"
+    yield from (f"no test {name}" for name in {*re.findall(r"`(test_\w+)[`[]", text)} - {*TESTS})
+    typed = "".join(re.findall(r"```sh\n(.*?)```", text, re.S)).splitlines()
+    typed += [words for words in quoted(re.sub(r"```.*?```", "", text, flags=re.S))
+              if words.startswith("python ")]
+    own = re.findall(r"Save as `(\w+\.py)`", text)
+    yield from (f"{line}: {why}" for line in typed
+                if not any(file in line for file in own) and (why := refused(line)))
+    if page == PAPER:
+        yield from broken(text)
 
 
-# ---------------------------------------------------------------------------------------------------- paper to code
-
-NUMBERED = [*(f"Eq. {i}" for i in range(1, 17)), "Proposition 4.1", "Definition 4.2", "Proposition 4.3", "Proposition A.1",
-            "Proposition A.2", *(f"Fig. {i}" for i in range(1, 12)), *(f"Table {i}" for i in range(1, 12))]
+def quoted(text):
+    return [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", text)]
 
 
-def rows(path):
-    """Rows of the table: (paper, what, function, file, test, command)."""
-    lines = [line for line in section(path, "Paper to code").splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+def anchors(page):
+    """The page itself, and each of its headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M) if page.suffix == ".md" else []
+    return ["", *(re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles)]
 
 
-def quoted(cell):
-    return re.findall(r"`([^`]+)`", cell)
-
-
-def broken(path):
-    """Everything in the table that does not exist, as sentences."""
-    wrong, seen = [], []
-    tests = {name for file in (ROOT / "test_gril.py", *ROOT.glob("tests/test_*.py")) for name in re.findall(r"^def (test_\w+)", file.read_text(), re.M)}
-    for paper, _, function, file, test, command in rows(path):
-        seen += [f"{kind} {number}" for kind, numbers in re.findall(r"(Eq\.|Proposition|Definition|Fig\.|Table) ([^;]+)", paper)
-                 for number in spread(numbers)]
-        modules = []
-        for name in quoted(file):
-            if (ROOT / name).exists():
-                modules.append(importlib.import_module(name.removesuffix(".py").replace("/", ".")))
-            else:
-                wrong.append(f"{paper}: no file {name}")
-        for name in quoted(function):
-            if not any(has(module, name) for module in modules):
-                wrong.append(f"{paper}: no {name} in {file}")
-        wrong += [f"{paper}: no test {name}" for name in quoted(test) if name not in tests]
-        wrong += [f"{paper}: {line}: {why}" for line in quoted(command) if (why := fault(line))]
-        if not (quoted(function) and modules and (quoted(test) or quoted(command))):
-            wrong.append(f"{paper}: a row needs a function, its file, and a test or a command")
-    wrong += [f"{name} is missing" for name in NUMBERED if name not in seen]
-    return wrong
-
-
-def spread(numbers):
-    """"3, 5 to 7" -> 3, 5, 6, 7."""
-    for part in numbers.split(","):
-        first, _, last = part.strip().partition(" to ")
-        yield from map(str, range(int(first), int(last) + 1)) if last else [first]
-
-
-def has(module, name):
-    for part in name.split("."):
-        if not hasattr(module, part):
-            return False
-        module = getattr(module, part)
-    return True
-
-
-def fault(command):
-    """Why a command cannot be typed, or None: its script, its task, its figure, its options."""
-    python, script, *words = command.split()
-    if python != "python" or not (ROOT / script).exists():
+@cache
+def refused(command):
+    """Why a command cannot be typed, or None: its script, its task, its model, its options."""
+    command = command.replace("TASK", "text").replace("MODEL", "gril")
+    words = shlex.split(command.split('--wrap "')[-1].rstrip('"'), comments=True)
+    if "pytest" in words:
+        return None if words[-1] in ("-q", "slow", "exercises") else f"what is {words[-1]}?"
+    script, *words = words[next(i for i, word in enumerate(words) if word.endswith(".py")):]
+    if not (ROOT / script).exists():
         return f"no script {script}"
-    if script == "figures.py":
-        return None if words[0] in figures.FIGURES else f"no figure {words[0]}"
-    if script == "train.py":
-        try:
-            args = train.arguments(words)
-            task = train.known("task", args.task, train.TASKS)
-            recipe = train.known("recipe", args.recipe or next(iter(task.recipes)), task.recipes)
-            task = task(recipe)
-            if hasattr(task, "models"):                                         # of an in-context task
-                train.known("model", args.model, {**task.models(), **task.others()})
-            else:
+    if "/" in script:                                           # it takes no words
+        return None
+
+    def parse(self, *argv, real=argparse.ArgumentParser.parse_args):
+        real(self, *argv)
+        raise StopIteration                                     # where its work would begin
+    main = importlib.import_module(script.removesuffix(".py")).main
+    try:
+        if script == "train.py":                                # all that comes before a run
+            with mock.patch("train.dry_run", lambda args, task, *_: task.model(args.model)):
                 with torch.device("meta"):
-                    task.model(args.model)
-            return None
-        except (SystemExit, ValueError) as error:
-            return f"it is refused: {error}"
-    return f"how is {script} called? Teach this test"
+                    main([*words, "--dry-run"])
+        else:
+            with mock.patch.object(argparse.ArgumentParser, "parse_args", parse):
+                main(words)
+    except StopIteration:
+        return f"no task {words[1]}" if script == "lra.py" and words[1] not in LRA else None
+    except SystemExit as error:
+        return f"refused: {error}"
 
 
-def test_paper_to_code():
-    assert not (wrong := broken(README)), "\n".join(wrong)
+def rows(text):
+    """Rows of "Paper to code": paper, what; functions, files, tests and commands as lists."""
+    table = text.partition("\n## Paper to code\n")[2].partition("\n## ")[0]
+    for row in re.findall(r"^\|(.*)\|$", table, re.M)[2:]:
+        paper, what, *cells = (cell.strip() for cell in row.split("|"))
+        yield paper, what, *map(quoted, cells)
+
+
+def broken(text):
+    seen = []
+    for paper, _, functions, files, tests, _ in rows(text):
+        kind, numbers = paper.split(" ", 1)
+        first, _, last = numbers.partition(" to ")
+        span = range(int(first), int(last) + 1) if last else numbers.split(", ")
+        seen += [f"{kind} {i}" for i in span]
+        yield from (f"no file {name}" for name in files if not (ROOT / name).exists())
+        yield from (f"no {name} in {files}" for name in functions if find(name, files) is None)
+        if not (functions and files and tests):
+            yield f"{paper}: a row needs a function, its file and a test"
+    yield from (f"{name} is missing" for name in NUMBERED if name not in seen)
+
+
+def find(name, files):
+    """What a dotted name is in one of these files, or None."""
+    for file in files:
+        if (ROOT / file).exists():
+            found = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if found is not None:
+                return found
+
+
+@pytest.mark.parametrize("page", (README, *ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page):
+    assert not list(faults(page, page.read_text()))
 
 
 @pytest.mark.parametrize("old, new, said", (
     ("`gril_loop`", "`gril_lop`", "no gril_lop"), ("`gril.py`", "`grill.py`", "no file grill.py"),
-    ("`test_windows`", "`test_w`", "no test test_w"), ("figures.py fig2", "figures.py fig22", "no figure fig22"),
+    ("`test_windows`", "`test_w`", "no test test_w"), ("images/forms", "forms", "no forms.png"),
+    ("figures.py fig2", "figures.py fig22", "fig22: refused"), ("(#departures)", "(#d)", "no #d"),
     ("python figures.py", "python figure.py", "no script figure.py"),
-    ("--task text ", "--task texts ", "unknown task 'texts'"), ("--size paper", "--size papers", "unknown recipe 'papers'"),
-    ("--model gd_dagger", "--model gd", "unknown model"), ("Eq. 9 ", "Eq. 90 ", "Eq. 9 is missing")))
-def test_a_name_that_is_gone_is_noticed(tmp_path, old, new, said):
+    ("--task text ", "--task texts ", "unknown task 'texts'"),
+    ("--size paper", "--size papers", "unknown recipe 'papers'"),
+    ("--model gd_dagger", "--model gd", "unknown model"), ("--layers 3", "--lairs 3", "3: refused"),
+    ("| Eq. 9 ", "| Eq. 90 ", "Eq. 9 is missing")))
+def test_a_name_that_is_gone_is_noticed(old, new, said):
+    assert old in PAPER.read_text()
+    assert said in "\n".join(faults(PAPER, PAPER.read_text().replace(old, new)))
+
+
+class Calls(defaultdict):
+    """A plugin of pytest: test -> the code that ran in it."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        ran = self[item.originalname]
+        sys.setprofile(lambda frame, event, _: ran.add(frame.f_code))
+        try:
+            return (yield)
+        finally:
+            sys.setprofile(None)
+
+
+def codes(found):
+    """Of a function its code; of a class that of all its methods."""
+    parts = map(inspect.unwrap, vars(found).values() if inspect.isclass(found) else [found])
+    return {part.__code__ for part in parts if inspect.isfunction(part)}
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_row_call_every_function_beside_them():
+    table, calls = list(rows(PAPER.read_text())), Calls(set)
+    named = sorted({f"{TESTS[name]}::{name}" for row in table for name in row[4]})
+    assert pytest.main(["-q", "-p", "no:cacheprovider", *named], plugins=[calls]) == 0
+    for paper, _, functions, files, tests, _ in table:
+        ran = set.union(*(calls[test] for test in tests))
+        assert not [(paper, name) for name in functions if not codes(find(name, files)) & ran]
+
+
+# ---------------------------------------------------------------------------------- what it prints
+
+def code(page, heading):
+    """The Python under a heading of second order."""
+    text = page.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    return block
+
+
+def test_the_readme_is_read_in_one_sitting_and_holds_both_set_up_commands():
     text = README.read_text()
-    place = text.index("\n## Paper to code\n")
-    assert old in text[place:], f"{old} is not in the table"
-    (tmp_path / "README.md").write_text(text[:place] + text[place:].replace(old, new))
-    assert said in "\n".join(broken(tmp_path / "README.md"))
+    assert len(text.encode()) <= 16 * 1024
+    assert f"\n{START} train.py --task nd_regression\n" in text
+    assert re.search(r"^.*-m pytest.*$", text, re.M)[0] == f"{START} -m pytest -q"      # .ci/run's
 
-
-# ------------------------------------------------------------------------------------------------------ how it works
 
 def test_the_loop_of_three_lines_is_the_layer():
-    (code,) = re.findall(r"```python\n(.*?)```", section(README, "How it works"), re.S)
-    names = {}
-    exec(code, names)
-    layer, s = GRIL(4).double(), torch.randn(11, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    names, generator = {}, torch.Generator().manual_seed(0)
+    exec(code(README, "How it works"), names)
+    layer, s = GRIL(4).double(), torch.randn(11, 4, dtype=torch.float64, generator=generator)
     with torch.no_grad():
         got = names["gril"](s, layer.Q, layer.q, layer.A, layer.beta)
         assert (got - layer(s[None])[0, -1]).abs().max() < 1e-12
 
 
-# ----------------------------------------------------------------------------------------------------------- fork it
-
-def recipe(name):
-    """The code under "### name" in "Fork it"."""
-    text = section(README, "Fork it").partition(f"\n### {name}\n")[2].partition("\n### ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(code.strip().splitlines()) <= 30, f"{name}: no longer about 20 lines"
-    return code
-
-
-def run(tmp_path, monkeypatch, code, words):
-    """A recipe as a person runs it, in an empty folder: task, model and result of its run."""
-    for module, table in ((train, "TASKS"), (baselines, "MODELS"), (baselines, "SIZES")):
-        monkeypatch.setattr(module, table, dict(getattr(module, table)))        # a row added here is gone afterwards
-    (tmp_path / "recipe.py").write_text(code)
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(recipe, words) as a person does, in an empty folder: task, model and result."""
+    for module, table in ((train, "TASKS"), (baselines, "MODELS")):
+        monkeypatch.setattr(module, table, dict(getattr(module, table)))    # its row goes again
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["recipe.py", *words.split(), "--out", "run", "--threads", "1"])
-    runpy.run_path("recipe.py")
-    return train.load("run")
+    monkeypatch.delenv("GRIL_DATA", raising=False)
+
+    def typed(recipe, words):
+        assert len(recipe.strip().splitlines()) <= 30, "no longer about 20 lines"
+        Path("recipe.py").write_text(recipe)
+        monkeypatch.setattr(sys, "argv", f"recipe.py {words} --out run --threads 1".split())
+        runpy.run_path("recipe.py")
+        return train.load("run")
+    return typed
 
 
-def test_the_recipe_for_a_task(tmp_path, monkeypatch, capsys):
-    task, _, result = run(tmp_path, monkeypatch, recipe("A new task"), "--task noisy_regression --steps 20 --tasks 20000")
-    assert "trained gril" in capsys.readouterr().out and (tmp_path / "run/figure.png").exists()
+def test_the_recipe_for_a_task(run, capsys):
+    words = "--task noisy_regression --steps 20 --tasks 20000 --noise 0.4"
+    task, _, result = run(code(README, "Fork it"), words)
+    assert "trained gril" in capsys.readouterr().out and Path("run/figure.png").exists()
     assert result["gd_loss"] == pytest.approx(result["optimal_loss"], rel=0.03)
     x, y, _ = task.sample(50_000, torch.Generator().manual_seed(0))
-    p = gradient_descent([1.0])(x[:, :-1], y[:, :-1], x[:, -1])                 # the loss is a parabola in η
-    assert task.eta == pytest.approx(((p * y[:, -1]).sum() / p.square().sum()).item(), rel=0.02)
-    assert task.eta < 0.9 * Task().eta
+    p = gradient_descent([1.0])(x[:, :-1], y[:, :-1], x[:, -1])     # the loss is a parabola in η
+    best = (p * y[:, -1]).sum() / p.square().sum()
+    assert task.eta == pytest.approx(best.item(), rel=0.02)
+    assert task.noise == 0.4 and task.eta < 0.93 * TASKS["nd_regression"]().eta
 
 
-def test_the_recipe_for_a_baseline(tmp_path, monkeypatch, capsys):
+def test_the_recipe_for_a_baseline(run, capsys):
     words = "--task nd_regression --model gru --steps 20 --tasks 200"
-    task, model, result = run(tmp_path, monkeypatch, recipe("A new baseline"), words)
+    task, model, result = run(code(FORK, "A new baseline"), words)
     s, state, streamed = task.sample(2, torch.Generator()).s, None, []
     with torch.no_grad():
         for token in s.unbind(1):
@@ -177,28 +238,21 @@ def test_the_recipe_for_a_baseline(tmp_path, monkeypatch, capsys):
     assert result["model"] == "gru" and "trained gru" in capsys.readouterr().out
 
 
-def test_the_recipe_for_a_dataset(tmp_path, monkeypatch, capsys):
-    (tmp_path / "data/reviews").mkdir(parents=True)
-    monkeypatch.delenv("GRIL_DATA", raising=False)
+def test_the_recipe_for_a_dataset(run, capsys):
+    Path("data/reviews").mkdir(parents=True)
     for split, count in (("train", 40), ("val", 8), ("test", 8)):
         lines = (f"{i % 2}\t{5 * ('bad ', 'good ')[i % 2]}film, number {i}" for i in range(count))
-        (tmp_path / f"data/reviews/{split}.tsv").write_text("\n".join(lines))
+        Path(f"data/reviews/{split}.tsv").write_text("\n".join(lines))
     words = "--task reviews --steps 20 --batch 8 --warmup 5"
-    _, _, result = run(tmp_path, monkeypatch, recipe("A new dataset"), words)
-    assert result["test_rows"] == 8 and result["test_accuracy"] == 100                      # good or bad is easily told
+    _, _, result = run(code(FORK, "A new dataset"), words)
+    assert result["test_rows"] == 8 and result["test_accuracy"] == 100      # easily told apart
     assert "reviews: accuracy" in capsys.readouterr().out
 
 
-# --------------------------------------------------------------------------------------------------------- exercises
-
-@pytest.fixture
-def proofs(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "exercises"))
-    return importlib.import_module("test_exercises")
-
-
 @pytest.mark.parametrize("number", (1, 2, 3))
-def test_an_exercise_fails_before_and_passes_after_its_solution(proofs, number):
+def test_an_exercise_fails_before_and_passes_after_its_solution(monkeypatch, number):
+    monkeypatch.syspath_prepend(str(ROOT / "exercises"))
+    proofs = importlib.import_module("test_exercises")
     (proof,) = (test for name, test in vars(proofs).items() if name.startswith(f"test_{number}_"))
     with pytest.raises(NotImplementedError):
         proof(proofs.exercises)

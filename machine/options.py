@@ -1,0 +1,67 @@
+"""The numbers of a recipe: what each one means, what it is if nobody says, and what it may be.
+
+A task declares its own in `options`, the training loop's are in LOOP; the command line shows both.
+"""
+import math
+from typing import NamedTuple
+
+from machine.errors import known
+
+
+class Option(NamedTuple):
+    default: object
+    help: str
+    least: float = None             # the smallest value allowed
+    above: float = None             # or: it must be more than this
+    most: float = None              # the largest value allowed
+    below: float = None             # or: it must be less than this
+    among: tuple = ()               # or: one of these names
+    kind: type = None               # of the value, where the default is None
+
+    @property
+    def type(self):
+        return self.kind or type(self.default)
+
+    def check(self, name, value):
+        """Refuses what this number cannot be; not a number and infinity are in no range."""
+        name = flag(name)
+        if self.among:
+            known(name.strip("-"), value, dict.fromkeys(self.among))
+        if value is None or self.type not in (int, float):
+            return
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value}")
+        if self.least is not None and value < self.least:
+            least = f"at least {self.least}" if self.least else "0 or more"
+            raise ValueError(f"{name} must be {least}, got {value}")
+        if self.above is not None and value <= self.above:
+            raise ValueError(f"{name} must be more than {self.above}, got {value}")
+        if self.most is not None and value > self.most:
+            raise ValueError(f"{name} must be at most {self.most}, got {value}")
+        if self.below is not None and value >= self.below:
+            raise ValueError(f"{name} must be less than {self.below}, got {value}")
+
+
+def flag(name):
+    """An option's name as one types it."""
+    return f"--{name.replace('_', '-')}"
+
+
+LOOP = dict(
+    steps=Option(1000, "optimiser steps", least=1),
+    batch=Option(64, "examples a step, of all GPUs together", least=1),
+    lr=Option(1e-3, "peak learning rate", above=0),
+    recurrent_lr=Option(1e-3, "peak learning rate of the recurrent parameters", least=0),
+    weight_decay=Option(0.0, "of the other parameters", least=0),
+    warmup=Option(0, "steps of linear warm-up before the cosine", least=0),
+    clip=Option(0.0, "largest gradient norm, 0 for no limit", least=0),
+    evaluate_every=Option(1000, "steps between validations", least=1),
+    checkpoint_every=Option(1000, "steps between checkpoints (last.pt)", least=1),
+    patience=Option(0, "stop after so many validations without improvement, 0 for never", least=0),
+    device=Option("auto", "auto, cpu, cuda or mps; auto is the best there is",
+                  among=("auto", "cpu", "cuda", "mps")),
+    dtype=Option("auto", "auto, bfloat16 (autocast), float32 or float64; auto is bfloat16 on CUDA, "
+                 "else float32", among=("auto", "bfloat16", "float32", "float64")),
+    threads=Option(0, "CPU threads, 0 for all cores", least=0),
+    accumulate=Option(1, "take the batch in so many turns, for fewer GPUs or less memory", least=1),
+)
