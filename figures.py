@@ -367,12 +367,10 @@ def main(argv=None):
     parser.add_argument("figure", choices=(*FIGURES, "page", "all"))
     parser.add_argument("--quick", action="store_true", help="one seed, a few steps: does it run, not what it shows")
     args = parser.parse_args(argv)
-    if args.figure == "page":
-        return page.write()
     left_out = []
     for name in FIGURES if args.figure == "all" else [args.figure]:
         try:
-            FIGURES[name](args.quick)
+            {**FIGURES, "page": page.write}[name](args.quick)
         except ValueError as error:                             # no data, and what to do about it
             left_out.append(f"{name} is left out: {error}")
     if left_out:

@@ -44,7 +44,8 @@ def javascript(found):
             f"<pre data-functions=\"{' '.join(names)}\"></pre>\n</div>")
 
 
-def write():
+def write(quick=False):
+    """docs/index.html, always whole: there is nothing to train."""
     text = build()
     PAGE.write_text(text, encoding="utf-8")
     print(f"page      {PAGE.relative_to(PAGE.parent.parent)}, {len(text.encode()):,} bytes")

@@ -17,7 +17,7 @@ import torch
 
 import gril
 from pictures import page
-from tasks import Task, closed_form
+from tasks import NdRegression, closed_form
 
 FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
          "--disable-background-networking", "--disable-component-update"]
@@ -179,7 +179,7 @@ def same(found, wanted):
 @pytest.mark.parametrize("f, N", [(10, 10), (2, 1)])
 def test_forward_pass_loss_and_gradient_are_those_of_gril(browser, f, N):
     assert browser.run("VARIANTS") == gril.VARIANTS
-    task, generator = Task(f=f, N=N), torch.Generator().manual_seed(f)
+    task, generator = NdRegression(f=f, n=N), torch.Generator().manual_seed(f)
     x, y, s = (part.double() for part in task.sample(6, generator))
     prompts = [dict(s=s_i.tolist(), y=y_i[-1].tolist()) for s_i, y_i in zip(s, y)]
     for variant in gril.VARIANTS:
