@@ -295,8 +295,9 @@ class InContext(Task):
     def table(self, r):
         names = dict(gd=self.reference, constructed="constructed GRIL", zero="zero predictor")
         gd = r[f"{r['references'][0]}_loss"]
-        rows = [(f"trained {r['model']}", r["loss"]), ("closed form", r["optimal_loss"])]
-        rows += [(names.get(name, name), r[f"{name}_loss"]) for name in r["references"]]
+        rows = [(names.get(name, name), r[f"{name}_loss"]) for name in r["references"]]
+        rows.insert(1, ("  its closed form", r["optimal_loss"]))
+        rows.insert(0, (f"trained {r['model']}", r["loss"]))
         lines = [f"{f'loss on the same {self.tasks:,} fresh tasks':36s}{'':10s}"
                  f"{'÷ ' + self.reference:>20s}"]
         lines += [f"{name:36s}{loss:10.5f}{loss / (gd or math.nan):20.4f}"

@@ -2,7 +2,6 @@
 import difflib
 
 
-
 def known(what, name, table):
     """The row of a table, or an answer that lists them all."""
     if name not in table:
