@@ -9,3 +9,24 @@ def known(what, name, table):
         raise ValueError(f"unknown {what} {name!r}{f', did you mean {near[0]}?' if near else '.'} "
                          f"There are: {', '.join(table)}")
     return table[name]
+
+
+def fitting(**operands):
+    """The sizes of named axes, from tensors given as name=(tensor or None, letters of its axes).
+
+    An axis of size 1 fits any, and J may be missing; the first tensor that does not fit is named.
+    """
+    sizes = dict.fromkeys("".join(axes for _, axes in operands.values()), 1)
+    for name, (x, axes) in operands.items():
+        if x is None:
+            continue
+        for axis, n in zip(axes[::-1], x.shape[::-1]):
+            sizes[axis] = n if sizes[axis] == 1 else sizes[axis]
+        wanted = tuple(sizes[axis] for axis in axes)
+        few, many = x.ndim < len(axes) and axes[0] != "J", x.ndim > len(axes)
+        if few or many or any(a not in (1, n) for a, n in zip(x.shape[::-1], wanted[::-1])):
+            raise ValueError(f"{name} {tuple(x.shape)} does not broadcast to "
+                             f"({', '.join(axes)}) = {wanted}")
+        if not (x.is_floating_point() or x.is_complex() and "T" not in axes):
+            raise ValueError(f"{name} must be floating point, got {x.dtype}")
+    return sizes
