@@ -31,7 +31,7 @@ from files import arena, downloads
 from baselines import offered, parameters
 from gril import GrilMixer, complex_gate
 from lra import LRA
-from files.arena import listops_block, listops_lines
+from files.arena import listops_lines, listops_row
 from machine import devices
 
 REAL = Path(os.environ.get("GRIL_DATA", "/nonexistent"))
@@ -147,7 +147,7 @@ def documents(split):
 def filled(made, splits):
     """The task with {split: [(label, document, …), …]} in the place of its files."""
     rows = ((split, *row) for split, part in splits.items() for row in part)
-    made._data = arena.collect(rows, [Path("here")])
+    made.data = arena.collect(rows, [Path("here")])
     return made
 
 
@@ -205,8 +205,9 @@ def test_generated_rows_do_not_depend_on_the_workers():
 
 
 def test_duplicates_are_left_out(monkeypatch):
-    monkeypatch.setattr(arena, "listops_block", lambda seed, block: [b"a", b"b", b"a", b"%d" % block])
-    assert list(listops_lines(5)) == [b"a", b"b", b"0", b"1", b"2"]
+    rows = [b"a", b"b", b"a", b"a", b"c", b"b", b"d", b"e"]
+    monkeypatch.setattr(arena, "listops_row", lambda seed, i: rows[i])
+    assert list(listops_lines(5)) == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def slow_rows(n, seed):
@@ -536,11 +537,11 @@ def test_write_protected_rows_are_not_generated_over(tmp_path):
 
 
 def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch):
-    def stopped(seed, block):
-        if block == 1:
+    def stopped(seed, i):
+        if i == 200:
             raise KeyboardInterrupt
-        return listops_block(seed, block)
-    monkeypatch.setattr(arena, "listops_block", stopped)
+        return listops_row(seed, i)
+    monkeypatch.setattr(arena, "listops_row", stopped)
     with pytest.raises(KeyboardInterrupt):
         lra.main(["prepare", "listops", "--data", str(tmp_path), "--rows", "5000", "1", "1", "--workers", "1"])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
