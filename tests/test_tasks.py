@@ -245,7 +245,8 @@ def test_an_option_is_a_keyword_and_its_step_size_the_instances():
 @pytest.mark.parametrize("sizes", (dict(f=7), dict(n=7), dict(k=7), dict(scale=7.0), dict(tasks=7),
                                    dict(weight_scale=7.0), dict(calibrate=7)))
 def test_step_sizes_found_for_one_task_are_not_anothers(sizes):
-    kind, small = TASKS["softmax_classification"], dict(f=3, n=4, tasks=50)
+    kind = TASKS["softmax_classification" if "k" in sizes else "nonlinear_regression"]
+    small = dict(f=3, n=4, tasks=50)
     assert kind(**small).eta == kind(**small).eta != kind(**{**small, **sizes}).eta
 
 
