@@ -14,12 +14,9 @@ The loop knows nothing of regression: what it asks of a task is tasks.Task.
 Dropout draws from (seed, step, share of the batch) alone: there is no random state to save, and two
 shares of a batch are the same whether two GPUs take them or one GPU in two turns (--accumulate 2).
 
-A run's folder holds config.json, metrics.csv, result.json, figure.png, last.pt to go on from,
-previous.pt until the run is over, and the weights that result.json speaks of: best.pt where
-validation chooses them, else weights.pt.
+What a run's folder holds is in files/runs.py.
 """
 import argparse
-import errno
 import json
 import math
 import os
@@ -31,6 +28,8 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+
+from machine.errors import known, spoken            # before torch, which takes seconds to load
 
 import torch
 import torch.distributed as dist
@@ -45,7 +44,6 @@ from lm import LM
 from lra import LRA
 from machine.cost import dry_run
 from machine.devices import agree, catch_signals, prepare, processes, seed_dropout
-from machine.errors import known
 from machine.options import LOOP, flag
 from pictures.run import draw_run
 from tasks import TASKS as IN_CONTEXT
@@ -436,14 +434,8 @@ def stop_at_nonfinite(run, loss, norm, position):
 def main(argv=None):
     args, dtype = arguments(argv), torch.get_default_dtype()
     try:
-        return train(args)
-    except (ValueError, FloatingPointError) as error:
-        sys.exit(f"train.py: {error}")
-    except OSError as error:
-        full = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            full = ". What was written before is whole: make room, then --resume"
-        sys.exit(f"train.py: {error}{full}")
+        with spoken("train.py"):
+            return train(args)
     except RuntimeError as error:
         if not dist.is_initialized():
             raise
