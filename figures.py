@@ -3,6 +3,7 @@
     python figures.py fig2            trains what it needs (5 seeds), prints, writes docs/images
     python figures.py fig2 --quick    in seconds: one seed and hardly any training, to see it run
     python figures.py all
+    python figures.py page            docs/index.html, the page to touch, from pictures/page.html
 
   fig2               one layer is gradient descent: loss, scales, weights       Fig. 2
   fig3               more steps, and sine targets                               Fig. 3 A, B
@@ -20,7 +21,7 @@
   model_comparison   Griffin, Mamba and S5 at several sizes                     Table of App. B.3
   lra                Long Range Arena at a laptop's size, four models           (Sec. 5.4)
   gates              real or complex gates, one block or many                   (not in the paper)
-  wikitext2          a small language model, seven mixers, two kinds of tokens      (Sec. 5.4)
+  wikitext2          a small language model, seven mixers                       (Sec. 5.4)
 
 Here are the paper's own, and state; pictures/ has the others. Runs are kept under runs/figures and
 used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) train at a time.
@@ -36,6 +37,7 @@ import torch
 
 import train
 from gril import GRIL, construct_multivariate
+from pictures import page
 from pictures.comparisons import fig3c, gates, lra, model_comparison, nd_comparison, wikitext2
 from pictures.drawings import forms, how, prompt
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
@@ -414,14 +416,14 @@ FIGURES = {
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figure", choices=(*FIGURES, "all"))
+    parser.add_argument("figure", choices=(*FIGURES, "page", "all"))
     parser.add_argument("--quick", action="store_true",
                         help="one seed, a few steps: does it run, not what it shows")
     args = parser.parse_args(argv)
     left_out = []
     for name in FIGURES if args.figure == "all" else [args.figure]:
         try:
-            FIGURES[name](args.quick)
+            {**FIGURES, "page": page.write}[name](args.quick)
         except ValueError as error:                             # no data, and what to do about it
             left_out.append(f"{name} is left out: {error}")
     if left_out:
