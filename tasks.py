@@ -201,7 +201,7 @@ class InContext(Task):
             raise ValueError(f"--layers: {name} of {self.name} has one layer; multistep_regression "
                              "has several")
         model = self.own(name)
-        getattr(model, "linear", model).form = self.form
+        model.form = self.form
         return model
 
     def other(self, name):
@@ -659,36 +659,5 @@ def as_learner(learner):
 
 
 def recovered(model, N):
-    """The learned recurrence beside the construction, after removing the scale that Q, q and β share.
-
-    Each matrix is divided by its largest entry; the product of what was divided out is the gain, N β Q₂₁ q₃ = η.
-    """
-    if hasattr(model, "linear"):
-        return recovered(model.linear, N)
-    if isinstance(model, ScalarGRIL) and all(model.variant.values()):
-        # any invertible M turns (Ψ, Θ) into (M Ψ, M⁻ᵀ Θ) without changing a prediction: only ΨᵀΘ is determined
-        product = (model.Psi.mT @ model.Theta).detach()
-        eye = torch.eye(model.f)
-        aim = torch.zeros_like(product)
-        aim[:model.f, model.f:] = eye
-        scale = (product * aim).sum() / model.f
-        return dict(PsiTheta=product / scale, PsiTheta_distance=(product / scale - aim).abs().max().item(),
-                    A=model.A.detach(), A_distance=(model.A.detach() - 1).abs().mean().item(),
-                    gain=(N * model.beta.detach() * scale).item())
-    if not hasattr(model, "q") or len(model.q) != 3:
-        return {}
-    heads = model.Q.detach().reshape(-1, 3, 3)                                  # (layers · heads, 3, 3)
-    aims = torch.zeros_like(heads)
-    aims[0::2, 1, 0] = 1                                                        # e₂ e₁ᵀ, y xᵀ
-    aims[1::2, 0, 0] = 1                                                        # e₁ e₁ᵀ, x xᵀ
-    scales = torch.stack([Q.flatten()[Q.abs().argmax()] for Q in heads])
-    Q = heads / scales[:, None, None]
-    q_scale = model.q.detach()[model.q.abs().argmax()]
-    q, A = model.q.detach() / q_scale, model.A.detach()
-    gain = N * model.beta.detach().reshape(-1)
-    unused = 1 if getattr(model, "loops", 1) == 1 else None                     # layer 1's second head meets W₀ = 0
-    counts = torch.tensor([i != unused for i in range(len(heads))])
-    A_distance = (A - 1).abs().reshape(len(heads), -1).mean(1)[counts].mean()
-    return dict(Q=Q, Q_distance=(Q - aims)[counts].abs().max().item(), q=q,
-                q_distance=(q - torch.eye(3)[2]).abs().max().item(), A=A, A_distance=A_distance.item(),
-                gain=(gain * scales[::len(heads) // len(gain)] * q_scale).tolist())
+    """What a layer of gril.py has learned, beside the construction; nothing of any other model."""
+    return model.recovered(N) if hasattr(model, "recovered") else {}
