@@ -22,6 +22,8 @@
   gates              real or complex gates, one block or many                                       (not in the paper)
   wikitext2          a small language model, seven mixers, GPT-2 tokens and bytes                   (Sec. 5.4)
 
+    python figures.py page            builds docs/index.html, the page to touch, from pictures/page.html
+
 Here are the paper's own, and state; comparisons.py has the other models, drawings.py how it works, plots.py what they share. Runs are
 kept under runs/figures and used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) is how many train at
 a time.
@@ -38,6 +40,7 @@ import train
 from gril import GRIL, construct_multivariate
 from pictures.comparisons import fig3c, gates, lra, model_comparison, nd_comparison, wikitext2
 from pictures.drawings import forms, how, prompt
+from pictures import page
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, curves, finish, flattened, legend_right, matrix,
                             pm, print_table, spread)
 from pictures.trained import runs, seeds
@@ -361,13 +364,13 @@ FIGURES = {
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figure", choices=(*FIGURES, "all"))
+    parser.add_argument("figure", choices=(*FIGURES, "page", "all"))
     parser.add_argument("--quick", action="store_true", help="one seed, a few steps: does it run, not what it shows")
     args = parser.parse_args(argv)
     left_out = []
     for name in FIGURES if args.figure == "all" else [args.figure]:
         try:
-            FIGURES[name](args.quick)
+            {**FIGURES, "page": page.write}[name](args.quick)
         except ValueError as error:                             # no data, and what to do about it
             left_out.append(f"{name} is left out: {error}")
     if left_out:

@@ -1,6 +1,6 @@
 """Long Range Arena (Tay et al. 2021): five tasks and their classifier.
 
-  python lra.py prepare listops    generate it by LRA's rules, about a minute
+  python lra.py prepare listops    generate it by LRA's rules, two minutes
   python lra.py prepare image      read CIFAR-10, downloaded if not there
   python lra.py show pathfinder    one example decoded, lengths, label counts
   python train.py --task text      train; --size paper, --model lru, …
