@@ -205,13 +205,9 @@ def against_dense(gate, forms, rounds, compiled, B, T, H, P, J):
     return [dict(form=form, **ratio(seconds[form], seconds["dense"])) for form in forms]
 
 
-class GRU(nn.Module):
-    def __init__(self, H):
-        super().__init__()
-        self.gru = nn.GRU(H, H, batch_first=True)
-
+class GRU(nn.GRU):
     def forward(self, x):
-        return x + self.gru(x)[0]
+        return x + super().forward(x)[0]
 
 
 BLOCKS = {              # equal width, about equal parameters
@@ -222,7 +218,7 @@ BLOCKS = {              # equal width, about equal parameters
     "LRU": lambda H: Block(baselines.LRU(H), H),
     "Mamba": lambda H: Block(baselines.Mamba(H, expand=1), H),
     "Griffin (RG-LRU)": lambda H: Block(baselines.RecurrentBlock(H, H, 16), H),
-    "GRU": GRU,
+    "GRU": lambda H: GRU(H, H, batch_first=True),
     "softmax attention": lambda H: Block(baselines.Attention(H, 8), H),
 }
 
@@ -385,9 +381,9 @@ def data(rounds, rows=1000):
     work = {"ListOps, expressions": (rows, lambda: sum(1 for _ in listops_lines(rows)))}
     text, gpt2 = data_folder() / "wikitext-2/wiki.valid.tokens", data_folder() / "gpt2"
     if text.exists() and gpt2.exists():
-        encode = BPE(gpt2 / "encoder.json", gpt2 / "vocab.bpe").encode
-        work["GPT-2 byte pairs, MB of WikiText-2"] = (text.stat().st_size / 1e6,
-                                                      lambda: encode(text.read_text()))
+        files = gpt2 / "encoder.json", gpt2 / "vocab.bpe"       # read anew: it remembers words
+        work["GPT-2 byte pairs, MB of WikiText-2"] = (
+            text.stat().st_size / 1e6, lambda: BPE(*files).encode(text.read_text()))
     else:
         yield f"no {text} or {gpt2}: byte pairs left out (GRIL_DATA says where data is)"
     seconds = interleaved({name: job for name, (_, job) in work.items()}, rounds)

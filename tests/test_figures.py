@@ -244,9 +244,8 @@ def shown(tmp_path_factory):
             now.scored.append(SimpleNamespace(task=task, count=count, seed=seed, scores=scores))
             return scores
         with watched() as seen, pytest.MonkeyPatch.context() as patch:
-            folder = tmp_path_factory.mktemp(name)
-            patch.chdir(folder)
-            patch.setattr(plots, "IMAGES", folder / "docs/images")
+            patch.chdir(tmp_path_factory.mktemp(name))
+            patch.setattr(plots, "IMAGES", plots.Path("docs/images"))
             patch.setattr(trained, "run", now.make)
             patch.setattr(figures, "evaluate", score)
             patch.setattr("builtins.print", lambda text: printed.append(text))
@@ -417,8 +416,7 @@ def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, mo
     drawn = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRIL_DATA", str(tmp_path / "nowhere"))
-    both = {"gates": figures.FIGURES["gates"], "other": drawn.append}
-    monkeypatch.setattr(figures, "FIGURES", both)
+    monkeypatch.setattr(figures, "FIGURES", dict(gates=comparisons.gates, other=drawn.append))
     with pytest.raises(SystemExit, match="(?s)gates is left out: .*nowhere.*prepare listops"):
         figures.main(["all", "--quick"])
     assert drawn == [True]
