@@ -825,23 +825,25 @@ def harmed(path, data, rng):
         return {path: mutated(data, rng)}
     if path.suffix == ".xz":
         return {path: lzma.compress(mutated(lzma.decompress(data), rng), preset=0)}
+    if data[:1] == b"{" and path.suffix == ".bin":              # of tokens
+        header, ids = data.split(b"\n", 1)
+        header, ids = json.loads(header), mutated(ids, rng)
+        for entry in header["splits"].values():
+            part = ids[2 * entry["at"]:][:2 * entry["tokens"]]
+            entry["sha256"] = hashlib.sha256(part).hexdigest()
+        line = json.dumps(header).encode()
+        return {path: line.ljust(len(line) | 1) + b"\n" + ids}
     if path.suffix == ".pt":
         data = mutated(data[:-32], rng)
         return {path: data + hashlib.sha256(data).digest()}
     data = mutated(data, rng)
     if path.suffix == ".png":
         return {path: chunks_resummed(data)}
-    kind, *parts = path.name.split(".")
-    index, header = path.with_name("index.json"), path.with_name(f"{kind}.json")
+    index = path.with_name("index.json")
     if path.suffix == ".npy" and index.exists():
         text = json.loads(index.read_text())
         text["files"][path.name] = [len(data), zlib.crc32(data)]
         return {path: data, index: json.dumps(text).encode()}
-    if path.suffix == ".bin" and header.exists():               # of token files
-        text, data = json.loads(header.read_text()), data[:len(data) // 2 * 2]
-        text["splits"][parts[0]].update(tokens=len(data) // 2,
-                                        sha256=hashlib.sha256(data).hexdigest())
-        return {path: data, header: json.dumps(text).encode()}
     return {path: data}
 
 
