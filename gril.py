@@ -95,13 +95,13 @@ def gril_query(C_v, C_k, C_u, Q, q, A):
         o_T = Z_T r = Σ_t (A^{T-t} ⊙ C_v Q C_kᵀ) r = Σ_t Σ_i (C_v Q)_i ⊙ A^{T-t} (C_k,i ⊙ r)
 
     with columns i: one product with the powers of the gate instead of T outer products. For
-    training on the query's loss, where all heads share their windows: J = 1 in C.
+    training on the query's loss, where all heads share windows and q: J = 1 in C, q (n).
     """
     (B, T, _, d, w), m = C_v.shape, C_k.shape[3]
     J = Q.numel() // w ** 2
     gates = aged(A.expand(J, d, m), T)                                      # (T, J, d, m)
-    r = (C_u[:, -1] @ q[..., None])[..., 0].transpose(0, 1)                 # (1, B, m)
-    K = C_k.permute(1, 2, 4, 0, 3) * r[:, None]                             # (T, 1, w, B, m)
+    r = (C_u[:, -1] @ q).transpose(0, 1)                                    # (1, B, m)
+    K = C_k.permute(1, 2, 4, 0, 3).contiguous() * r[:, None]                # (T, 1, w, B, m)
     V = Q.mT.reshape(-1, w) @ C_v.permute(4, 1, 2, 0, 3).flatten(1)         # (J w, T B d)
     V = V.view(J, w, T, B, d).permute(2, 0, 1, 3, 4)                        # (T, J, w, B, d)
     o = V * (K.flatten(2, 3) @ gates.mT).view(V.shape)
