@@ -436,7 +436,7 @@ class StateMLPGRIL(InContext):
 
 
 class ClassifierGRIL(InContext):
-    """Sec. 4.4, Proposition 4.3: of windows (φ(x_t), y_t - p_t, φ(x_{t+1})) Z sums -gradient, Eq. 11.
+    """Sec. 4.4, Proposition 4.3: windows (φ(x_t), y_t - p_t, φ(x_{t+1})): Z is -gradient, Eq. 11.
 
     Tokens of width f + K: x_t in the first f places, the error y_t - p_t at W = 0 (one-hot minus
     1/K; ±½ when binary, K = 1) in the last K. Sharing places would do for the construction, but
