@@ -1,5 +1,52 @@
-"""Words for the person who made the mistake."""
+"""Words for the person who made the mistake.
+
+Scripts import this file before torch, so that Ctrl-C while that loads ends in no traceback, too.
+"""
 import difflib
+import errno
+import os
+import sys
+from contextlib import contextmanager
+
+
+def quietly(kind, error, traceback):
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = quietly
+
+
+class Missing(ValueError):
+    """Data that is not there, and what to do about it."""
+
+
+@contextmanager
+def spoken(script):
+    """A command that cannot go on ends with one sentence, not with a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")                # a ÷ on a terminal without it
+    try:
+        yield
+    except BrokenPipeError:                                     # … | head: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, FloatingPointError) as error:
+        sys.exit(f"{script}: {error}")
+    except OSError as error:
+        full = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            full = ". What was written before is whole: make room, then --resume"
+        sys.exit(f"{script}: {error}{full}")
+    except KeyboardInterrupt:
+        print(f"\n{script}: stopped", file=sys.stderr)
+        sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or "memory" in str(error).lower()):
+            raise
+        what = f" ({str(error).splitlines()[0]})" if str(error) else ""
+        sys.exit(f"{script}: too little memory{what}. A smaller --batch, or --accumulate 2, "
+                 "needs less")
 
 
 def known(what, name, table):
