@@ -164,7 +164,7 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
     pasts = past.mT.split([d, m, m], -1)
     tokens = [torch.cat([p, x.transpose(1, 2), p.new_zeros(B, J, C * L - T, x.shape[-1])], 2)
               for p, x in zip(pasts, (v, k, u))]                # (B, J, w-1 + C L, ·)
-    C_v, C_k, C_u = ([x[:, :, j:j + C * L] for j in range(w)] for x in tokens)     # by columns
+    C_v, C_k, C_u = ([x[:, :, j:j + C * L] for j in range(w)] for x in tokens)    # causal windows
     r, K = mix(q, C_u), [mix(Q[:, i], C_k) for i in range(w)]   # r_t = C_u q and K̃_{t,i}
     o = young = 0
     for c in range(w):                                          # the window's own tokens, beside M
