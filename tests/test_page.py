@@ -459,4 +459,4 @@ def test_the_keyboard_reaches_every_control(browser):
     assert browser.text("#t-now") == "5 of 10"
     browser.type("summary", ENTER)
     assert browser.run("document.querySelector('details').open")
-    assert "crossProduct(C[t], Q, Z[t])" in browser.text("[data-functions*=recur]")
+    assert "Z[t][i] = A[i] * Z[t - 1][i] + CQC[i]" in browser.text("[data-functions*=recur]")
