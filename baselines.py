@@ -1,35 +1,36 @@
-"""The other sequence models of the comparison (Fig. 3C, App. B.3), each in its minimal honest form, all one interface:
+"""The other sequence models of the comparison (Fig. 3C, App. B.3), each in its minimal honest form.
 
-  run(x, state=None) -> (y, state)     a stretch (B, T, H) -> (B, T, H) from a state to the next one
-  step(x, state=None) -> (y, state)    one token (B, H) of a stream
-  forward(x) -> y                      a whole sequence
+All are gril.Mixer: run(x, state) -> (y, state) for a stretch, step for one token of a stream.
 
-  1. shared           Stack, causal convolution, feed-forward layers
-  2. S5, LRU          constant diagonal complex gate           Smith et al. 2023; Orvieto et al. 2023
-  3. Mamba            gate, write and read chosen by the input  Gu & Dao 2023
-  4. attention        linear, softmax, local multi-query       von Oswald et al. 2023; Vaswani et al. 2017
-  5. Griffin          RG-LRU blocks and local attention        De et al. 2024
-  6. networks         MODELS, a table of presets; make(name, f, out, H, layers) builds one; SIZES, recipe for the tasks
+  1. shared       Stack, causal convolution, feed-forward layers
+  2. S5, LRU      constant diagonal complex gate             Smith et al. 2023; Orvieto et al. 2023
+  3. Mamba        gate, write and read chosen by the input   Gu & Dao 2023
+  4. attention    linear, softmax, local multi-query         von Oswald et al. 2023; Vaswani et al.
+  5. Griffin      RG-LRU blocks and local attention          De et al. 2024
+  6. the table    MODELS: one row makes a model for in-context tasks, Long Range Arena, language;
+                  make, recipe: networks for the in-context tasks, and their rates and sizes
 
-Letters are those of each paper: x is the state and u the input in S5, h the state and x the input in Mamba and Griffin.
-H is the width, P and N are state sizes, J blocks. Every diagonal recurrence is gril.scan, linear attention is gril_chunk;
-at T = 1 those are the recurrence z = a z + b itself, so a step is a run over one token.
+Letters are those of each paper: x is the state and u the input in S5, h the state and x the input
+in Mamba and Griffin. H is the width, P and N are state sizes, J blocks. Every diagonal recurrence
+is gril.scan, linear attention is gril_chunk; at T = 1 those are the recurrence z = a z + b itself,
+so a step is a run over one token.
 
-Departures, for all: gril.Block with its LayerNorm stands where Mamba and Griffin have RMSNorm and S5 batch norm, and no
-weight is scaled down with depth.
+Departures, for all: gril.Block with its LayerNorm stands where Mamba and Griffin have RMSNorm and
+S5 batch norm, and no weight is scaled down with depth.
 """
 import math
+from typing import Callable, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gril import Block, Mixer, full_precision, gril_chunk, scan
+from gril import Block, GrilMixer, Mixer, full_precision, gril_chunk, scan
 from machine.errors import known
 
 
-# ------------------------------------------------------------------------------------------------------- 1. shared
+# --------------------------------------------------------------------------------------- 1. shared
 
 class Stack(Mixer):
     """Layers one after the other; the state is the list of theirs."""
@@ -47,7 +48,7 @@ class Stack(Mixer):
 
 
 class CausalConv(Mixer):
-    """A short filter per channel over the last w inputs, y_t = Σ_i W_i ⊙ x_{t-w+1+i} + b; carries w-1 inputs."""
+    """A filter per channel over the last w inputs, y_t = Σ_i W_i ⊙ x_{t-w+1+i} + b."""
 
     def __init__(self, H, w=4):
         super().__init__()
@@ -56,13 +57,14 @@ class CausalConv(Mixer):
 
     def run(self, x, past=None):
         w, T = len(self.W), x.shape[1]
-        W, b = self.W.to(x.dtype), self.b.to(x.dtype)           # or a bfloat16 sequence becomes float32 here
-        x = F.pad(x, (0, 0, w - 1, 0)) if past is None else torch.cat([past, x], 1)     # (B, w-1+T, H)
+        W, b = self.W.to(x.dtype), self.b.to(x.dtype)           # or bfloat16 becomes float32 here
+        x = F.pad(x, (0, 0, w - 1, 0)) if past is None else torch.cat([past, x], 1)
         return sum((W[i] * x[:, i:i + T] for i in range(w)), b), x[:, T:]
 
 
 class MLP(Mixer):
     """W_2 GELU(W_1 x), the transformer's feed-forward layer. No state."""
+    writes = "W_2"
 
     def __init__(self, H, inner):
         super().__init__()
@@ -74,6 +76,7 @@ class MLP(Mixer):
 
 class GatedMLP(Mixer):
     """W_2 (GELU(W_1 x) ⊙ W_3 x), Griffin's (De et al. 2024, Sec. 2.2). No state."""
+    writes = "W_2"
 
     def __init__(self, H, inner):
         super().__init__()
@@ -90,73 +93,78 @@ def divide(size, parts, what):
     return size // parts
 
 
-# -------------------------------------------------------------------------------------------------- 2. S5 and LRU
+# ----------------------------------------------------------------------------------- 2. S5 and LRU
 
 def hippo(n):
-    """HiPPO-N, S = -½ I + skew part, as (Λ, V), S = V Λ Vᴴ: eigenvalues (n/2) with Im > 0, eigenvectors (n, n/2)."""
-    p = torch.arange(1, 2 * n, 2, dtype=torch.float64).sqrt()                       # √(2k+1)
+    """HiPPO-N, S = -½ I + skew part = V Λ Vᴴ: those Λ (n/2) with Im > 0, and their V (n, n/2)."""
+    p = torch.arange(1, 2 * n, 2, dtype=torch.float64).sqrt()               # √(2k+1)
     skew = torch.outer(p, p).triu(1) / 2
-    frequency, V = torch.linalg.eigh(-1j * (skew - skew.mT))                        # ascending, in pairs ±
-    return torch.complex(torch.full((n // 2,), -0.5, dtype=torch.float64), frequency[n // 2:]), V[:, n // 2:]
+    frequency, V = torch.linalg.eigh(-1j * (skew - skew.mT))                # ascending, in pairs ±
+    return -0.5 + 1j * frequency[n // 2:], V[:, n // 2:]
 
 
 class DiagonalSSM(Mixer):
     """x_t = Λ̄ ⊙ x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D ⊙ u_t; out comes g ⊙ σ(W g), g = GELU(y).
 
-    Conjugate symmetry: of P states in conjugate pairs, one of each pair is held, P/2 complex numbers; hence 2 Re.
-    Complex parameters are kept as pairs of real numbers, which any optimiser and .to(dtype) understand.
+    Conjugate symmetry: of P states in pairs, one of each pair is held, P/2 complex numbers; hence
+    2 Re. Complex parameters are pairs of real ones, which any optimiser and .to(dtype) understand.
     """
 
     def __init__(self, B, C):
         super().__init__()
-        self.B, self.C = (nn.Parameter(torch.view_as_real(M).float().contiguous()) for M in (B, C))     # (…, 2)
+        self.B = nn.Parameter(torch.view_as_real(B).float().contiguous())   # (P/2, H, 2)
+        self.C = nn.Parameter(torch.view_as_real(C).float().contiguous())   # (H, P/2, 2)
         self.D = nn.Parameter(torch.randn(len(C)))
         self.W = nn.Linear(len(C), len(C))
 
     def run(self, u, x=None):
         with full_precision(u.device.type):
-            Lambda, B = self.system()                                               # (P/2,), (P/2, H)
+            Lambda, B = self.system()                                       # (P/2,), (P/2, H)
             u = u.to(self.D.dtype)
-            Bu = torch.view_as_complex(torch.stack([u @ B.real.mT, u @ B.imag.mT], -1))     # (B, T, P/2)
-            x = scan(Lambda[None, None], Bu, Bu.new_zeros(len(u), len(B)) if x is None else x)
-            C = 2 * torch.stack([self.C[..., 0], -self.C[..., 1]], -1)              # (H, P/2, 2)
+            Bu = torch.view_as_complex(torch.stack([u @ B.real.mT, u @ B.imag.mT], -1))
+            x = Bu.new_zeros(len(u), len(B)) if x is None else x            # (B, P/2)
+            x = scan(Lambda[None, None], Bu, x)                             # (B, T, P/2)
+            C = 2 * torch.stack([self.C[..., 0], -self.C[..., 1]], -1)      # (H, P/2, 2)
             y = torch.view_as_real(x).flatten(2) @ C.flatten(1).mT + self.D * u     # (B, T, H)
         y = F.gelu(y)
         return y * self.W(y).sigmoid(), x[:, -1]
 
 
 class S5(DiagonalSSM):
-    """S5 (Smith et al. 2023): Λ from J blocks of HiPPO-N, discretised by zero-order hold with a timescale per state."""
+    """S5 (Smith et al. 2023): Λ from J blocks of HiPPO-N, zero-order hold, a Δ for each state."""
     recurrent = ("Lambda_re", "Lambda_im", "B", "log_Delta")
 
     def __init__(self, H, P=None, J=1, dt_min=1e-3, dt_max=1e-1):
         P = P or H
         h = 2 * divide(P, 2 * J, f"S5: state size P in conjugate pairs and J = {J} blocks")
         Lambda, V = hippo(h)
-        B, C = torch.randn(J, h, H).to(V) / math.sqrt(H), torch.randn(H, J, h).to(V) / math.sqrt(P)
-        super().__init__((V.mH @ B).flatten(0, 1), (C @ V).flatten(1))              # B̃ = V⁻¹ B, C̃ = C V
-        self.Lambda_re, self.Lambda_im = (nn.Parameter(x.repeat(J).float()) for x in (Lambda.real, Lambda.imag))
-        self.log_Delta = nn.Parameter(torch.empty(P // 2).uniform_(math.log(dt_min), math.log(dt_max)))
+        B = torch.randn(J, h, H).to(V) / math.sqrt(H)
+        C = torch.randn(H, J, h).to(V) / math.sqrt(P)
+        super().__init__((V.mH @ B).flatten(0, 1), (C @ V).flatten(1))      # B̃ = V⁻¹ B, C̃ = C V
+        self.Lambda_re = nn.Parameter(Lambda.real.repeat(J).float())
+        self.Lambda_im = nn.Parameter(Lambda.imag.repeat(J).float())
+        log_Delta = torch.empty(P // 2).uniform_(math.log(dt_min), math.log(dt_max))
+        self.log_Delta = nn.Parameter(log_Delta)
 
     def system(self):
-        """Λ̄ = exp(Λ Δ), B̄ = Λ⁻¹ (Λ̄ - 1) B̃ (their Eq. 6); Re Λ stays below -1e-4, so that no state grows."""
+        """Λ̄ = exp(Λ Δ), B̄ = Λ⁻¹ (Λ̄ - 1) B̃ (their Eq. 6); Re Λ < 0, so that no state grows."""
         Lambda = torch.complex(self.Lambda_re.clamp(max=-1e-4), self.Lambda_im)
         step = Lambda * self.log_Delta.exp()
         return step.exp(), (torch.expm1(step) / Lambda)[:, None] * torch.view_as_complex(self.B)
 
 
 class LRU(DiagonalSSM):
-    """LRU (Orvieto et al. 2023): the same layer without a time scale, Λ̄ = exp(-exp ν + i exp θ), B̄ = γ ⊙ B.
+    """LRU (Orvieto et al. 2023): the same without Δ, Λ̄ = exp(-exp ν + i exp θ), B̄ = γ ⊙ B.
 
     Starts on a ring, |Λ̄|² uniform in [r_min², r_max²], with γ = √(1 - |Λ̄|²), learned from there.
     """
     recurrent = ("nu", "theta", "log_gamma", "B")
 
     def __init__(self, H, P=None, r_min=0.0, r_max=1.0, max_phase=2 * math.pi):
-        P = P or H
-        n = divide(P, 2, "LRU: state size P in conjugate pairs")
-        B, C = (torch.randn(*shape, dtype=torch.cfloat) for shape in ((n, H), (H, n)))      # real and imaginary ½ each
-        super().__init__(B / math.sqrt(H), C / math.sqrt(2 * n))                    # Re C has 1/n, less 2 Re
+        n = divide(P or H, 2, "LRU: state size P in conjugate pairs")
+        B = torch.randn(n, H, dtype=torch.cfloat) / math.sqrt(H)            # Re and Im ½ each
+        C = torch.randn(H, n, dtype=torch.cfloat) / math.sqrt(2 * n)        # half of theirs: 2 Re
+        super().__init__(B, C)
         radius = torch.empty(n).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)      # |Λ̄|²
         self.nu = nn.Parameter((-0.5 * radius.log()).log())
         self.theta = nn.Parameter((max_phase * torch.rand(n)).clamp(min=1e-6).log())
@@ -167,15 +175,17 @@ class LRU(DiagonalSSM):
         return Lambda, self.log_gamma.exp()[:, None] * torch.view_as_complex(self.B)
 
 
-# ------------------------------------------------------------------------------------------------------- 3. Mamba
+# ---------------------------------------------------------------------------------------- 3. Mamba
 
 class Mamba(Mixer):
-    """Mamba (Gu & Dao 2023, Fig. 3 and Algorithm 2): W_out (SSM(x) ⊙ SiLU(z)) with x = SiLU(conv(·)), x and z = W_in.
+    """Mamba (Gu & Dao 2023, Fig. 3): W_out (SSM(x) ⊙ SiLU(z)), x = SiLU(conv(·)), x and z = W_in.
 
-    The selective SSM: h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t x_t B_tᵀ, y_t = h_t C_t + D ⊙ x_t; h is E × N; Δ, B, C from x_t.
-    The write is their code's Δ B, the first order of the zero-order hold that the paper prints.
+    The selective SSM (their Algorithm 2): h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t x_t B_tᵀ,
+    y_t = h_t C_t + D ⊙ x_t; h is E × N; Δ, B, C from x_t. The write is their code's Δ B, the first
+    order of the zero-order hold that the paper prints.
     """
     recurrent = ("A_log", "D")
+    writes = "W_out"
 
     def __init__(self, H, N=16, expand=2, w=4, dt_min=1e-3, dt_max=1e-1, chunk=16):
         super().__init__()
@@ -185,59 +195,58 @@ class Mamba(Mixer):
         self.W_x = nn.Linear(E, self.rank + 2 * N, bias=False)
         self.W_Delta = nn.Linear(self.rank, E)
         self.W_out = nn.Linear(E, H, bias=False)
-        self.A_log = nn.Parameter(torch.arange(1.0, N + 1).log().repeat(E, 1))      # A = -1 … -N in every channel
+        self.A_log = nn.Parameter(torch.arange(1.0, N + 1).log().repeat(E, 1))      # A = -1 … -N
         self.D = nn.Parameter(torch.ones(E))
         Delta = torch.empty(E).uniform_(math.log(dt_min), math.log(dt_max)).exp()
         with torch.no_grad():
             self.W_Delta.weight.uniform_(-1, 1).div_(math.sqrt(self.rank))
-            self.W_Delta.bias.copy_(Delta + (-torch.expm1(-Delta)).log())           # softplus of it is Δ
+            self.W_Delta.bias.copy_(Delta + (-torch.expm1(-Delta)).log())   # softplus of it is Δ
 
     def run(self, x, state=None):
         h, past = state or (None, None)
-        x, z = self.W_in(x).chunk(2, -1)                                            # (B, T, E) both
+        x, z = self.W_in(x).chunk(2, -1)                                    # (B, T, E) both
         x, past = self.conv.run(x, past)
         x = F.silu(x)
-        Delta, B, C = self.W_x(x).split([self.rank, self.N, self.N], -1)            # (B, T, rank), (B, T, N) twice
-        Delta = F.softplus(self.W_Delta(Delta))                                     # (B, T, E)
+        Delta, B, C = self.W_x(x).split([self.rank, self.N, self.N], -1)    # B, C (B, T, N)
+        Delta = F.softplus(self.W_Delta(Delta))                             # (B, T, E)
         with full_precision(x.device.type):
             x, Delta, B, C = (v.to(self.D.dtype) for v in (x, Delta, B, C))
-            h = x.new_zeros(len(x), *self.A_log.shape) if h is None else h          # (B, E, N)
+            h = x.new_zeros(len(x), *self.A_log.shape) if h is None else h  # (B, E, N)
             y, h = selective_scan(x, Delta, -self.A_log.exp(), B, C, h, self.chunk)
-            y = y + self.D * x                                                      # (B, T, E)
+            y = y + self.D * x                                              # (B, T, E)
         return self.W_out(y * F.silu(z)), (h, past)
 
 
 def selective_scan(x, Delta, A, B, C, h, chunk):
     """The selective SSM but for D ⊙ x, a chunk of steps at a time.
 
-    The T · E · N states never exist at once: a chunk of them fits the cache, and the backward pass makes them again, as
-    the authors' kernel does. A prompt of two chunks or less is not worth making twice.
+    The T · E · N states never exist at once: a chunk of them fits the cache, and the backward pass
+    makes them again, as the authors' kernel does. Two chunks or less are not worth making twice.
     """
     if x.shape[1] <= 2 * chunk:
         return _selective_chunk(A, h, x, Delta, B, C)
     y = []
     for part in zip(*(v.split(chunk, 1) for v in (x, Delta, B, C))):
-        if torch.is_grad_enabled():
-            y_part, h = checkpoint(_selective_chunk, A, h, *part, use_reentrant=False, preserve_rng_state=False)
-        else:
-            y_part, h = _selective_chunk(A, h, *part)
+        y_part, h = checkpoint(_selective_chunk, A, h, *part, use_reentrant=False,
+                               preserve_rng_state=False)
         y.append(y_part)
     return torch.cat(y, 1), h
 
 
 def _selective_chunk(A, h, x, Delta, B, C):
-    A_bar = (Delta[..., None] * A).exp()                                            # (B, T, E, N)
-    h = scan(A_bar, (Delta * x)[..., None] * B[:, :, None], h)                      # (B, T, E, N)
-    return (h @ C[..., None])[..., 0], h[:, -1]                                     # (B, T, E)
+    A_bar = (Delta[..., None] * A).exp()                                    # (B, T, E, N)
+    h = scan(A_bar, (Delta * x)[..., None] * B[:, :, None], h)              # (B, T, E, N)
+    return (h @ C[..., None])[..., 0], h[:, -1]                             # (B, T, E)
 
 
-# --------------------------------------------------------------------------------------------------- 4. attention
+# ------------------------------------------------------------------------------------ 4. attention
 
 class LinearAttention(Mixer):
-    """Linear self-attention (von Oswald et al. 2023): e_t + Σ_heads P Z_t W_Q e_t, Z_t = Z_{t-1} + W_V e_t (W_K e_t)ᵀ.
+    """e_t + Σ_heads P Z_t W_Q e_t, Z_t = Z_{t-1} + W_V e_t (W_K e_t)ᵀ (von Oswald et al. 2023).
 
-    Their layer in its causal, recurrent form (the last token sees the same sum): no softmax, norm or bias.
+    Their layer, causal and recurrent (the last token sees the same sum): no softmax, norm or bias.
     """
+    writes = "P"
 
     def __init__(self, H, heads=1, std=0.2, dropout=0.0):
         super().__init__()
@@ -245,38 +254,42 @@ class LinearAttention(Mixer):
         self.heads, self.dropout = heads, nn.Dropout(dropout)
         self.W_Q, self.W_K, self.W_V, self.P = (nn.Linear(H, H, bias=False) for _ in range(4))
         for W in (self.W_Q, self.W_K, self.W_V, self.P):
-            nn.init.normal_(W.weight, std=std / math.sqrt(H))                       # small: starts near e_t itself
+            nn.init.normal_(W.weight, std=std / math.sqrt(H))               # starts near e_t itself
 
     def run(self, e, Z=None):
-        q, k, v = (W(e).unflatten(-1, (self.heads, -1)) for W in (self.W_Q, self.W_K, self.W_V))    # (B, T, heads, d)
+        q, k, v = (W(e).unflatten(-1, (self.heads, -1))                     # (B, T, heads, d)
+                   for W in (self.W_Q, self.W_K, self.W_V))
+        form = self.parallel if e.shape[1] <= 64 else self.chunked
         with full_precision(e.device.type):
-            d, dtype = q.shape[-1], torch.promote_types(q.dtype, torch.float32)     # the state is never in half precision
+            d, dtype = q.shape[-1], torch.promote_types(q.dtype, torch.float32)
             Z = q.new_zeros(len(q), self.heads, d, d, dtype=dtype) if Z is None else Z
-            o, Z = (self.parallel if e.shape[1] <= 64 else self.chunked)(v, k, q, Z)
-        return e + self.dropout(self.P(o.flatten(-2))), Z                           # Z (B, heads, d, d)
+            o, Z = form(v, k, q, Z)
+        return e + self.dropout(self.P(o.flatten(-2))), Z                   # Z (B, heads, d, d)
 
     @staticmethod
     def parallel(v, k, q, Z):
-        """Their formula, o = tril(q kᵀ) v: on a short prompt a tenth of gril_chunk's time, quadratic on a long one."""
+        """Their formula, o = tril(q kᵀ) v: fast on a short prompt, quadratic on a long one."""
         dtype = q.dtype
-        q, k, v = (x.to(Z.dtype).transpose(1, 2) for x in (q, k, v))                # (B, heads, T, d)
+        q, k, v = (x.to(Z.dtype).transpose(1, 2) for x in (q, k, v))        # (B, heads, T, d)
         o = (q @ k.mT).tril() @ v + q @ Z.mT
         return o.transpose(1, 2).to(dtype), Z + v.mT @ k
 
     @staticmethod
     def chunked(v, k, q, Z):
         """A window of one token and a gate of 1 make gril_chunk linear attention (Sec. 4.5)."""
-        one = Z.new_ones(Z.shape[1], 1)                                             # (heads, w)
-        o, (Z, _) = gril_chunk(v, k, q, one[..., None], one, 0 * one.expand(-1, Z.shape[3]), None,
-                               (Z, Z.new_zeros(*Z.shape[:2], 3 * Z.shape[3], 0)))
+        one = Z.new_ones(Z.shape[1], 1)                                     # (heads, w)
+        log_rho = Z.new_zeros(Z.shape[1], Z.shape[3])
+        past = Z.new_zeros(*Z.shape[:2], 3 * Z.shape[3], 0)
+        o, (Z, _) = gril_chunk(v, k, q, one[..., None], one, log_rho, None, (Z, past))
         return o, Z
 
 
 class Attention(Mixer):
-    """Softmax attention (Vaswani et al. 2017), rotary positions; kv_heads=1 makes it multi-query, a window local.
+    """Softmax attention (Vaswani et al. 2017), rotary positions; kv_heads=1 makes it multi-query.
 
     The state is the keys and values that later tokens may still see: all, or the last window-1.
     """
+    writes = "W_out"
 
     def __init__(self, H, heads=1, kv_heads=None, window=math.inf):
         super().__init__()
@@ -284,32 +297,35 @@ class Attention(Mixer):
         self.heads, self.kv_heads, self.window = heads, kv_heads or heads, window
         divide(heads, self.kv_heads, "Attention: heads over key-value heads")
         if window < 1:
-            raise ValueError(f"Attention: the window must hold at least the token itself, got {window}")
+            raise ValueError(f"Attention: a window holds at least the token itself, got {window}")
         self.W_Q = nn.Linear(H, H, bias=False)
         self.W_KV = nn.Linear(H, 2 * self.kv_heads * self.d, bias=False)
         self.W_out = nn.Linear(H, H)
 
     def run(self, x, state=None):
-        q, k, v = (y.unflatten(-1, (-1, self.d)).transpose(1, 2) for y in (self.W_Q(x), *self.W_KV(x).chunk(2, -1)))
+        q, k, v = (y.unflatten(-1, (-1, self.d)).transpose(1, 2)            # (B, heads, T, d)
+                   for y in (self.W_Q(x), *self.W_KV(x).chunk(2, -1)))
         if state is not None:
-            k, v = (torch.cat([past, new], 2) for past, new in zip(state, (k, v)))  # (B, kv_heads, S, d)
-        T, S = q.shape[2], k.shape[2]
+            k, v = (torch.cat([past, new], 2) for past, new in zip(state, (k, v)))
+        T, S = q.shape[2], k.shape[2]                                       # k (B, kv_heads, S, d)
         t, s = torch.arange(S - T, S, device=x.device), torch.arange(S, device=x.device)
-        k_all, v_all = (y.repeat_interleave(self.heads // self.kv_heads, 1) for y in (rotate(k, s), v))
-        distance, causal = t[:, None] - s, S == T <= self.window                    # plain causal needs no mask
+        shared = self.heads // self.kv_heads
+        k_all, v_all = (y.repeat_interleave(shared, 1) for y in (rotate(k, s), v))
+        distance, causal = t[:, None] - s, S == T <= self.window            # causal needs no mask
         seen = None if causal else (distance >= 0) & (distance < self.window)       # (T, S)
-        o = F.scaled_dot_product_attention(rotate(q, t), k_all, v_all, seen, is_causal=causal)      # (B, heads, T, d)
+        o = F.scaled_dot_product_attention(rotate(q, t), k_all, v_all, seen, is_causal=causal)
         first = max(0, S - self.window + 1)
         return self.W_out(o.transpose(1, 2).flatten(2)), (k[:, :, first:], v[:, :, first:])
 
 
 def rotate(x, position):
-    """Rotary positions (Su et al. 2021): channel pairs (i, i + d/2) turned by position · 10000^(-2i/d).
+    """Rotary positions (Su et al. 2021): channels (i, i + d/2) turned by position · 10000^(-2i/d).
 
-    Only differences of positions matter, so they are counted from the oldest key held. An odd last channel is let be.
+    Only differences matter: positions count from the oldest key. An odd last channel is let be.
     """
     n, dtype = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
-    angle = position[:, None] * 1e4 ** (-torch.arange(n, dtype=dtype, device=x.device) / max(n, 1))     # (T, d/2)
+    frequency = 1e4 ** (-torch.arange(n, dtype=dtype, device=x.device) / max(n, 1))
+    angle = position[:, None] * frequency                                   # (T, d/2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b, rest = x.split([n, n, x.shape[-1] - 2 * n], -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos, rest], -1)
@@ -319,15 +335,17 @@ class Transformer(Stack):
     """One layer of a pre-norm transformer: attention, then an MLP of 4H."""
 
     def __init__(self, H, heads=1, dropout=0.0):
-        super().__init__(*(Block(mixer, H, dropout) for mixer in (Attention(H, heads), MLP(H, 4 * H))))
+        mixers = Attention(H, heads), MLP(H, 4 * H)
+        super().__init__(*(Block(mixer, H, dropout) for mixer in mixers))
 
 
-# ----------------------------------------------------------------------------------------------------- 5. Griffin
+# -------------------------------------------------------------------------------------- 5. Griffin
 
 class RGLRU(Mixer):
-    """RG-LRU (De et al. 2024, Eq. 1 to 4): h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ (i_t ⊙ x_t), a_t = σ(Λ)^(c r_t).
+    """RG-LRU (De et al. 2024, Eq. 1 to 4): h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ (i_t ⊙ x_t).
 
-    Gates r = σ(W_a x + b_a), i = σ(W_x x + b_x) with block-diagonal W. Starts with σ(Λ)^c uniform in [0.9, 0.999].
+    a_t = σ(Λ)^(c r_t), r = σ(W_a x + b_a), i = σ(W_x x + b_x), W block-diagonal. σ(Λ)^c starts
+    uniform in [0.9, 0.999].
     """
     recurrent = ("Lambda",)
     c = 8
@@ -335,7 +353,7 @@ class RGLRU(Mixer):
     def __init__(self, D, blocks=1):
         super().__init__()
         n = divide(D, blocks, "RGLRU: width D into blocks")
-        self.W = nn.Parameter(torch.randn(blocks, n, 2 * n) / math.sqrt(n))         # W_a and W_x, block by block
+        self.W = nn.Parameter(torch.randn(blocks, n, 2 * n) / math.sqrt(n))         # W_a beside W_x
         self.b = nn.Parameter(torch.zeros(blocks, 2 * n))
         a = torch.empty(D).uniform_(0.9, 0.999) ** (1 / self.c)
         self.Lambda = nn.Parameter(a.logit())
@@ -343,17 +361,17 @@ class RGLRU(Mixer):
     def run(self, x, h=None):
         with full_precision(x.device.type):
             x = x.to(self.Lambda.dtype)
-            gates = torch.einsum("btkn,knm->btkm", x.unflatten(-1, (len(self.W), -1)), self.W) + self.b
-            r, i = (g.flatten(2) for g in gates.sigmoid().chunk(2, -1))             # (B, T, D)
-            log_a = self.c * r * F.logsigmoid(self.Lambda)
-            h = torch.zeros_like(x[:, 0]) if h is None else h                       # (B, D)
-            scale = (-torch.expm1(2 * log_a)).clamp(min=1e-7).sqrt()                # at a = 1 the root has no derivative
-            h = scan(log_a.exp(), scale * i * x, h)                                 # (B, T, D)
-        return h, h[:, -1]
+            gates = torch.einsum("btkn,knm->btkm", x.unflatten(-1, (len(self.W), -1)), self.W)
+            r, i = (g.flatten(2) for g in (gates + self.b).sigmoid().chunk(2, -1))
+            log_a = self.c * r * F.logsigmoid(self.Lambda)                  # (B, T, D)
+            scale = (-torch.expm1(2 * log_a)).clamp(min=1e-7).sqrt()        # no derivative at a = 1
+            h = scan(log_a.exp(), scale * i * x, torch.zeros_like(x[:, 0]) if h is None else h)
+        return h, h[:, -1]                                                  # (B, T, D), (B, D)
 
 
 class RecurrentBlock(Mixer):
-    """Griffin's recurrent block (De et al. 2024, Fig. 2c): W_out (GELU(W_gate x) ⊙ RG-LRU(conv(W_in x)))."""
+    """W_out (GELU(W_gate x) ⊙ RG-LRU(conv(W_in x))), Griffin's (De et al. 2024, Fig. 2c)."""
+    writes = "W_out"
 
     def __init__(self, H, D, blocks=1):
         super().__init__()
@@ -361,27 +379,90 @@ class RecurrentBlock(Mixer):
         self.inner = Stack(CausalConv(D), RGLRU(D, blocks))
 
     def run(self, x, state=None):
-        gate, x = self.W_in(x).chunk(2, -1)                                         # (B, T, D)
+        gate, x = self.W_in(x).chunk(2, -1)                                 # (B, T, D)
         h, state = self.inner.run(x, state)
         return self.W_out(F.gelu(gate) * h), state
 
 
-class Griffin(Stack):
-    """Griffin (De et al. 2024): recurrent, recurrent, local multi-query attention, each followed by a gated MLP of 3H.
+def griffin_mixer(H, heads=1, i=0, D=None, window=1024):
+    """Mixer i of De et al.'s pattern: recurrent, recurrent, local multi-query attention."""
+    if i % 3 == 2:
+        return Attention(H, heads, 1, window)
+    return RecurrentBlock(H, D or heads * round(4 * H / 3 / heads), heads)          # "LRU width"
 
-    One layer here is the whole pattern of three, as in the comparison's table. D is "LRU width", 4H/3 if not given.
-    """
+
+class Griffin(Stack):
+    """The whole pattern of three, as in the comparison's table, a gated MLP of 3H after each."""
 
     def __init__(self, H, heads=1, D=None, window=1024, dropout=0.0):
-        D = D or heads * round(4 * H / 3 / heads)
-        mixers = RecurrentBlock(H, D, heads), RecurrentBlock(H, D, heads), Attention(H, heads, 1, window)
-        super().__init__(*(Block(part, H, dropout) for mixer in mixers for part in (mixer, GatedMLP(H, 3 * H))))
+        mixers = [griffin_mixer(H, heads, i, D, window) for i in range(3)]
+        parts = [part for mixer in mixers for part in (mixer, GatedMLP(H, 3 * H))]
+        super().__init__(*(Block(part, H, dropout) for part in parts))
 
 
-# ---------------------------------------------------------------------------------------------------- 6. networks
+# ------------------------------------------------------------------------------------ 6. the table
+
+def sizes(width=32, layers=1, **others):
+    return dict(width=width, layers=layers, **others)
+
+
+class Model(NamedTuple):
+    """A row of MODELS: the model, then what each place adds; None where it is not offered."""
+    mixer: Callable                     # mixer(H, **numbers), of one layer
+    takes: str = ""                     # which numbers of a recipe it is given, if there are such
+    layer: Callable = None              # layer(H, dropout=…, **numbers), if not Block(mixer)
+    norm: bool = False                  # one more before the read-out
+    in_context: dict = dict(default=sizes())        # by recipe; also tokens and layer, see make
+    lra: dict = {}                      # numbers instead of the recipe's; depth: for one of GRIL's
+    lm: dict = {}                       # numbers, too; framed: it stands in Hyena's frame
+
+    def given(self, numbers):
+        """Those of a recipe's numbers that the mixer takes."""
+        return {name: numbers[name] for name in self.takes.split() if name in numbers}
+
+    def build(self, H, dropout=0.0, **numbers):
+        if self.layer:
+            return self.layer(H, dropout=dropout, **numbers)
+        return Block(self.mixer(H, **numbers), H, dropout)
+
+
+# The paper's sizes in context are those of App. B.3; it gives no width for Griffin (96 makes its
+# "LRU width" the 128 it has with LP), and nothing for LRU and attention but layers. S5 has an input
+# projection in B.3's text and none in Table 3's caption: none here. In context GRIL has layers of
+# its own (gril.py), and linear attention is von Oswald's; elsewhere it is GRIL with a window of one
+# token, gate and all (Sec. 4.5).
+GRIL = "P J w gate r_min r_max max_phase form beta"
+MODELS = {
+    "gril": Model(GrilMixer, GRIL, in_context=None, lm=dict(framed=True)),
+    "s5": Model(S5, "J", lra=dict(J=1), lm=dict(framed=True)),
+    "lru": Model(LRU, "r_min r_max max_phase", lm=dict(framed=True)),
+    "mamba": Model(Mamba, norm=True, in_context=dict(default=sizes(), paper=sizes(64))),
+    "mamba_lp": Model(Mamba, norm=True, lra=None, lm=None, in_context=dict(
+        tokens="projected", default=sizes(), paper=sizes(128, layers=4, weight_decay=0.01))),
+    "griffin": Model(griffin_mixer, "heads i", Griffin, norm=True, in_context=dict(
+        default=sizes(heads=2), paper=sizes(layers=2, heads=2)), lra=dict(heads=4, depth=1 / 3)),
+    "griffin_lp": Model(griffin_mixer, layer=Griffin, norm=True, lra=None, lm=None, in_context=dict(
+        tokens="projected", default=sizes(heads=2), paper=sizes(96, layers=4, heads=4))),
+    "linear_attention": Model(GrilMixer, GRIL, lra=dict(w=1), lm=dict(w=1), in_context=dict(
+        layer=LinearAttention, default=sizes(heads=1))),
+    "transformer": Model(Attention, "heads", Transformer, norm=True, lra=dict(heads=2),
+                         in_context=dict(tokens="projected", default=sizes(layers=2, heads=4))),
+    "linear_attention_pairs": Model(LinearAttention, lra=None, lm=None, in_context=dict(
+        tokens="paired", layer=LinearAttention, default=sizes(heads=1))),
+}
+
+
+def offered(place):
+    """The rows that are there in_context, in lra or in lm."""
+    return {name: row for name, row in MODELS.items() if getattr(row, place) is not None}
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
 
 class Network(Stack):
-    """Tokens (B, L, f) to predictions (B, L, out), one at every position: embedding, layers, read-out."""
+    """Tokens (B, L, f) to predictions (B, L, out) everywhere: embedding, layers, read-out."""
 
     def __init__(self, f, embed, layers, readout):
         super().__init__(*layers)
@@ -389,42 +470,57 @@ class Network(Stack):
 
     def run(self, s, state=None):
         if s.ndim != 3 or s.shape[1] == 0 or s.shape[2] != self.f or not s.is_floating_point():
-            raise ValueError(f"tokens must be floating point (B, L, {self.f}), L > 0; got {s.dtype} {tuple(s.shape)}")
+            raise ValueError(f"tokens must be floating point (B, L, {self.f}), L > 0; "
+                             f"got {s.dtype} {tuple(s.shape)}")
         x, state = super().run(self.embed(s), state)
         return self.readout(x), state
 
 
-def block(mixer):
-    """A layer for models whose published block is norm, mixer, residual."""
-    return lambda H, dropout=0.0, **options: Block(mixer(H, **options), H, dropout)
+class Pairs(nn.Module):
+    """von Oswald's tokens (x_i, y_i), (x_query, 0) for a model, from x_1, y_1, …, x_query."""
 
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
 
-MODELS = {      # lp: a linear projection in front, else tokens are zero-padded to H; norm: one more before the read-out
-    "s5":               dict(layer=block(S5), lp=False, norm=False),
-    "lru":              dict(layer=block(LRU), lp=False, norm=False),
-    "mamba":            dict(layer=block(Mamba), lp=False, norm=True),
-    "mamba_lp":         dict(layer=block(Mamba), lp=True, norm=True),
-    "griffin":          dict(layer=Griffin, lp=False, norm=True),
-    "griffin_lp":       dict(layer=Griffin, lp=True, norm=True),
-    "linear_attention": dict(layer=LinearAttention, lp=False, norm=False),
-    "transformer":      dict(layer=Transformer, lp=True, norm=True),
-}
+    def run(self, s, state=None):
+        x, y = s[:, ::2], F.pad(s[:, 1::2], (0, 0, 0, 1))                   # (B, N+1, f) both
+        return self.model.run(torch.cat([x, y], -1), state)
+
+    def forward(self, s):
+        return self.run(s)[0]
 
 
 def make(name, f, out, H, layers=1, dropout=0.0, **options):
-    """The named network for tokens of width f; options go to its layer."""
-    layer, lp, norm = (known("model", name, MODELS)[key] for key in ("layer", "lp", "norm"))
-    if not lp and H < f:
-        raise ValueError(f"{name}: without a projection in front, tokens of width {f} do not fit the model's width {H}: "
-                         "widen it (--width)")
-    embed = nn.Linear(f, H) if lp else nn.ZeroPad1d((0, H - f))
-    readout = nn.Linear(H, out, bias=name != "linear_attention")                    # theirs has no bias anywhere
-    return Network(f, embed, [layer(H, dropout=dropout, **options) for _ in range(layers)],
-                   nn.Sequential(nn.LayerNorm(H), readout) if norm else readout)
+    """The named network for tokens of width f; options go to its layers.
+
+    Tokens are padded with zeros to the width H, or linearly projected, or paired before padding.
+    """
+    row = known("model", name, offered("in_context"))
+    tokens = row.in_context.get("tokens", "padded")
+    layer = row.in_context.get("layer", row.build)
+    f = 2 * f if tokens == "paired" else f
+    if tokens != "projected" and H < f:
+        raise ValueError(f"{name}: without a projection in front, tokens of width {f} do not fit "
+                         f"the model's width {H}: widen it (--width)")
+    embed = nn.Linear(f, H) if tokens == "projected" else nn.ZeroPad1d((0, H - f))
+    readout = nn.Linear(H, out, bias=layer is not LinearAttention)          # theirs has none
+    if row.norm:
+        readout = nn.Sequential(nn.LayerNorm(H), readout)
+    layers = [layer(H, dropout=dropout, **options) for _ in range(layers)]
+    network = Network(f, embed, layers, readout)
+    return Pairs(network) if tokens == "paired" else network
 
 
-def parameters(module):
-    return sum(p.numel() for p in module.parameters())
+def recipe(name, model, task):
+    """What a task's named recipe changes for one of these: one rate for all parameters, sizes."""
+    lr = dict(default=3e-3, paper=1e-4)[name]
+    if (name, model) == ("paper", "griffin_lp") and task != "scalar_regression":
+        lr = 2e-4
+    budget = dict(steps=1500, batch=64) if name == "default" else {}        # a minute of one core
+    row = MODELS[model].in_context
+    return {**budget, "lr": lr, "recurrent_lr": lr, "weight_decay": 0.0,
+            **row.get(name, row["default"])}
 
 
 def state_size(model, tokens):
@@ -435,43 +531,3 @@ def state_size(model, tokens):
         return 0 if state is None else state[0].numel() * (2 if state.is_complex() else 1)
     with torch.no_grad():
         return count(model.run(tokens)[1])
-
-
-class Pairs(nn.Module):
-    """Another tokenisation in front of a model: von Oswald's (x_i, y_i), (x_query, 0) from x_1, y_1, …, x_query."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def run(self, s, state=None):
-        x, y = s[:, ::2], F.pad(s[:, 1::2], (0, 0, 0, 1))                           # (B, N+1, f) both
-        return self.model.run(torch.cat([x, y], -1), state)
-
-    def forward(self, s):
-        return self.run(s)[0]
-
-
-# Sizes and rates on the in-context tasks, on top of the task's recipe. The paper's are those of App. B.3; it gives no
-# width for Griffin (96 is what makes its "LRU width" the 128 it has with LP), and nothing for LRU and attention but layers.
-# S5 has an input projection in B.3's text and none in Table 3's caption: none here.
-SIZES = {
-    "s5":                     dict(default=dict(width=32, layers=1), paper=dict(width=32, layers=1)),
-    "lru":                    dict(default=dict(width=32, layers=1), paper=dict(width=32, layers=1)),
-    "mamba":                  dict(default=dict(width=32, layers=1), paper=dict(width=64, layers=1)),
-    "mamba_lp":               dict(default=dict(width=32, layers=1), paper=dict(width=128, layers=4)),
-    "griffin":                dict(default=dict(width=32, layers=1, heads=2), paper=dict(width=32, layers=2, heads=2)),
-    "griffin_lp":             dict(default=dict(width=32, layers=1, heads=2), paper=dict(width=96, layers=4, heads=4)),
-    "linear_attention":       dict(default=dict(width=32, layers=1, heads=1), paper=dict(width=32, layers=1, heads=1)),
-    "linear_attention_pairs": dict(default=dict(width=32, layers=1, heads=1), paper=dict(width=32, layers=1, heads=1)),
-    "transformer":            dict(default=dict(width=32, layers=2, heads=4), paper=dict(width=32, layers=2, heads=4)),
-}
-RATES = {"default": 3e-3, "paper": 1e-4}
-
-
-def recipe(name, model, task):
-    """What the named recipe changes for one of these models: Adam with one rate for all parameters, and the sizes."""
-    lr = 2e-4 if (name, model) == ("paper", "griffin_lp") and task != "scalar_regression" else RATES[name]
-    decay = 0.01 if (name, model) == ("paper", "mamba_lp") else 0.0                 # the one with AdamW
-    budget = dict(steps=1500, batch=64) if name == "default" else {}                # a minute or less of one core
-    return dict(budget, lr=lr, recurrent_lr=lr, weight_decay=decay, **SIZES[model][name])

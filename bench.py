@@ -36,7 +36,7 @@ from files.arena import listops_lines
 from files.downloads import data_folder
 from files.tokens import BPE
 from gril import GRIL, Block, GrilMixer, construct_multivariate
-from lm import RECIPES, LanguageModel
+from lm import LanguageModel, NextToken
 from lra import LRA
 from pictures.plots import place
 from tasks import NdRegression
@@ -269,7 +269,8 @@ def steps(block, x, state, count=20):
 
 def generation(rounds, positions=(100, 10_000, 100_000), count=20):
     """A token at a time from the bytes' language models, the state as it is after so many tokens; weights do not matter."""
-    sizes = {key: RECIPES["bytes"][key] for key in ("layers", "H", "inner", "P", "J")}
+    recipe = NextToken.numbers("bytes")
+    sizes = {key: recipe[key] for key in ("layers", "H", "inner", "P", "J")}
     rows = []
     for name in ("gril", "linear_attention", "lru", "mamba", "transformer"):
         model, contenders = LanguageModel(256, model=name, **sizes).to(DEVICE).eval(), {}

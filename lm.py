@@ -1,17 +1,16 @@
-"""A GRIL language model (App. F): WikiText-103 at the paper's size, WikiText-2 or your own text on a laptop.
+"""A GRIL language model (App. F): WikiText-103 at the paper's size; on a laptop, any text.
 
-  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; any other mixer in GRIL's place: MIXERS
-  2. tasks        what train.py trains on: blocks, loss, perplexity; LM, a table of tasks with their recipes
-  3. generation   one token at a time, each at the same cost and memory however long the text
-  4. commands     prepare (of files/tokens.py, where GPT-2's byte-pair encoding is, too) and generate
+  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; the causal window; other mixers
+  2. tasks        blocks, loss, perplexity, as train.py asks for them: LM
+  3. generation   one token at a time, each at the same cost however long the text
+  4. commands     prepare (files/tokens.py, where GPT-2's byte pairs are, too) and generate
 
-    python lm.py prepare wikitext2                     files in data/, or downloaded, become token files
-    python lm.py prepare --text book.txt --bytes       your own text; bytes need no vocabulary
-    python train.py --task wikitext2                   --model transformer, --size bytes, --stateful, …
-    python lm.py generate runs/wikitext2-gril-tiny-seed0 --prompt "The lobster"
+  python lm.py prepare wikitext2                files in data/, or downloaded
+  python lm.py prepare --text book.txt --bytes  your own text, no vocabulary
+  python train.py --task wikitext2              --size bytes, --model lru, …
+  python lm.py generate runs/wikitext2-gril-tiny-seed0 --prompt "The lobster"
 
-V is the vocabulary, L the length of a block; H, P, J, w as in gril.py. A model has three ways of being called:
-run(tokens (B, T), state) -> logits, state; step(tokens (B,), state); and forward(tokens, targets, state) -> loss, state.
+V is the vocabulary, L the length of a block; H, P, J, w as in gril.py.
 """
 import argparse
 import codecs
@@ -29,142 +28,133 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
-from baselines import LRU, MLP, S5, Attention, CausalConv, Mamba, RecurrentBlock, parameters
+from baselines import MLP, MODELS, CausalConv, offered, parameters
 from files.downloads import data_folder
 from files.runs import read
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
-from gril import Block, GrilMixer, Mixer
+from gril import Block, Mixer
 from machine.devices import choose_device, my_share, on, summed
 from machine.errors import known
 from machine.options import LOOP, Option, flag
 from tasks import Task
 
 
-# -------------------------------------------------------------------------------------------------------- 1. model
+# ---------------------------------------------------------------------------------------- 1. model
 
 class Gated(Mixer):
-    """W_o(x0 ⊙ mixer(v ⊙ x1)), where v, x1, x0 are W_3H z after a causal filter of 3 per channel: Hyena's frame.
+    """Hyena's frame: W_o(x0 ⊙ mixer(v ⊙ x1)), where v, x1, x0 = filter of 3 (W_3H z).
 
-    The mixer inside has neither norm nor residual of its own.
+    The causal window of App. F, (x_{t-2}, x_{t-1}, x_t) with zeros to the left of the text, stands
+    here twice: in the filter, per channel, and inside GrilMixer (gril.window, causal). The target
+    x_{t+1} is in neither. The mixer has no norm and no residual of its own.
     """
+    writes = "W_o"
 
     def __init__(self, H, mixer):
         super().__init__()
-        self.W_3H, self.conv, self.mixer = nn.Linear(H, 3 * H, bias=False), CausalConv(3 * H, 3), mixer
+        self.W_3H = nn.Linear(H, 3 * H, bias=False)
+        self.conv, self.mixer = CausalConv(3 * H, 3), mixer
         self.W_o = nn.Linear(H, H, bias=False)
-        nn.init.normal_(self.W_3H.weight, std=(3 / H) ** 0.5)                   # the filters start with a gain of 1/√3
+        nn.init.normal_(self.W_3H.weight, std=(3 / H) ** 0.5)               # filters start at 1/√3
 
     def run(self, z, state=None):
         past, inner = state or (None, None)
-        y, past = self.conv.run(self.W_3H(z), past)
-        v, x1, x0 = y.chunk(3, -1)
+        y, past = self.conv.run(self.W_3H(z), past)                         # of t-2, t-1 and t
+        v, x1, x0 = y.chunk(3, -1)                                          # (B, T, H) each
         y, inner = self.mixer.run(v * x1, inner)
         return self.W_o(x0 * y), (past, inner)
 
 
-def heads(H):
-    return max(1, H // 64)
+def models():
+    """The rows of baselines.MODELS, and two variants of GRIL's.
+
+    The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as its window.
+    What the window alone is worth shows without the frame: gril_alone against linear_attention, a
+    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame. S5 and LRU stand in the
+    frame, too, as Hyena-S5 in the paper's table; the others bring their own.
+    """
+    gril = MODELS["gril"]
+    return {**offered("lm"), "gril_w1": gril._replace(lm=dict(framed=True, w=1)),
+            "gril_alone": gril._replace(lm={})}
 
 
-def griffin(H, i):
-    """Griffin's pattern: recurrent, recurrent, local attention."""
-    n = heads(H)
-    return Attention(H, n, 1, 1024) if i % 3 == 2 else RecurrentBlock(H, n * round(4 * H / 3 / n), n)
+def mixer(row, H, i=0, **numbers):
+    """Of layer i. β starts small, or among the frame's products it drowns the token itself."""
+    numbers = dict(beta=0.1, heads=max(1, H // 64), i=i) | numbers | row.lm
+    part = row.mixer(H, **row.given(numbers))
+    return Gated(H, part) if "framed" in row.lm else part
 
 
-# The mixer of layer i. The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as GRIL's window.
-# What the window alone is worth shows without the frame: gril_alone against linear_attention, which is a window of one
-# (Sec. 4.5), gate and all; gril_w1 is that in the frame. S5 and LRU stand in the frame, too, as Hyena-S5 in the paper's
-# table; the others bring their own. β starts small, because among the frame's products a recurrence of unit size drowns
-# the token itself, and learning starts slowly.
-START = dict(beta=0.1)
-MIXERS = {
-    "gril":             lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, **START, **gril)),
-    "gril_w1":          lambda i, H, P, J, **gril: Gated(H, GrilMixer(H, P, J, w=1, **START, **gril)),
-    "gril_alone":       lambda i, H, P, J, **gril: GrilMixer(H, P, J, **START, **gril),
-    "linear_attention": lambda i, H, P, J, **gril: GrilMixer(H, P, J, w=1, **START, **gril),
-    "s5":               lambda i, H, P, J, **gril: Gated(H, S5(H, J=J)),
-    "lru":              lambda i, H, P, J, **gril: Gated(H, LRU(H)),
-    "mamba":            lambda i, H, P, J, **gril: Mamba(H),
-    "griffin":          lambda i, H, P, J, **gril: griffin(H, i),
-    "transformer":      lambda i, H, P, J, **gril: Attention(H, heads(H)),
-}
+class LanguageModel(Mixer):
+    """x = E[tokens];  x + mixer(LayerNorm(x)), x + MLP(LayerNorm(x)) a layer;  LayerNorm(x) Eᵀ.
 
-
-class LanguageModel(nn.Module):
-    """Embedding, layers of x + mixer(LayerNorm(x)) and x + MLP(LayerNorm(x)), LayerNorm, head tied to the embedding.
-
-    No positions: the recurrence knows the order. Every model has GRIL's number of parameters: `inner` is the width of
-    GRIL's MLP, and the MLPs beside other mixers take up the difference. A mixer's last weights, which write into the
-    residual stream, start smaller by √(2 layers), as GPT-2's.
+    No positions: the recurrence knows the order. Every model has GRIL's number of parameters:
+    `inner` is the width of GRIL's MLP, and the MLPs beside other mixers take up the difference.
+    The weights that write into the residual stream start smaller by √(2 layers), as GPT-2's.
     """
 
     def __init__(self, V, layers, H, inner, P, J, model="gril", dropout=0.0, **gril):
         super().__init__()
-        mixer = known("model", model, MIXERS)
-        budget = parameters(MIXERS["gril"](0, H, P, J, **gril)) + inner * (2 * H + 1)         # of a layer
+        row, numbers, channel = known("model", model, models()), dict(P=P, J=J, **gril), 2 * H + 1
+        budget = parameters(mixer(MODELS["gril"], H, **numbers)) + inner * channel      # of a layer
         self.embed = nn.Embedding(V, H)
         nn.init.normal_(self.embed.weight, std=0.02)
         self.drop, self.layers, self.norm = nn.Dropout(dropout), nn.ModuleList(), nn.LayerNorm(H)
         for i in range(layers):
-            part = mixer(i, H, P, J, **gril)
-            rest = MLP(H, max(1, round((budget - parameters(part)) / (2 * H + 1))))
+            part = mixer(row, H, i, **numbers)
+            rest = MLP(H, max(1, round((budget - parameters(part)) / channel)))
             self.layers += [Block(part, H, dropout), Block(rest, H, dropout)]
         with torch.no_grad():
             for block in self.layers:
-                last = [module for module in block.mixer.modules() if isinstance(module, nn.Linear)][-1]
-                last.weight /= math.sqrt(2 * layers)
+                block.mixer.get_submodule(block.mixer.writes).weight /= math.sqrt(2 * layers)
 
     @property
     def constant(self):
-        """Whether the state stops growing with the text; it does but for attention without a window."""
+        """Whether the state stops growing with the text: not that of attention to all of it."""
         return all(getattr(module, "window", 0) < math.inf for module in self.modules())
 
     def hidden(self, tokens, state=None):
-        x, states = self.drop(self.embed(tokens)), []                           # (B, T, H)
+        x, states = self.drop(self.embed(tokens)), []                       # (B, T, H)
         for layer, s in zip(self.layers, state or [None] * len(self.layers)):
             x, s = layer.run(x, s)
             states.append(s)
         return self.norm(x), states
 
     def head(self, x):
-        return F.linear(x, self.embed.weight)                                   # (…, V)
+        return F.linear(x, self.embed.weight)                               # (…, V)
 
     def run(self, tokens, state=None):
-        """(B, T) tokens, state -> logits (B, T, V) of the tokens after them, state."""
+        """(B, T) tokens, state -> logits (B, T, V) of the tokens after them, state; so step."""
         x, state = self.hidden(tokens, state)
         return self.head(x), state
-
-    def step(self, tokens, state=None):
-        """(B,) tokens, state -> logits (B, V), state."""
-        logits, state = self.run(tokens[:, None], state)
-        return logits[:, 0], state
 
     def forward(self, tokens, targets, state=None):
         """Mean loss of the targets (B, T), and the state after them."""
         x, state = self.hidden(tokens, state)
-        return HeadLoss.apply(x.flatten(0, 1), self.embed.weight, targets.flatten(), torch.is_grad_enabled()), state
+        return HeadLoss.apply(x.flatten(0, 1), self.embed.weight, targets.flatten(),
+                              torch.is_grad_enabled()), state
 
 
 class HeadLoss(torch.autograd.Function):
-    """Mean cross-entropy of the logits x Eᵀ, some hundred tokens at a time, so that (tokens, V) logits never exist.
+    """Mean cross-entropy of the logits x Eᵀ, a part at a time: (tokens, V) of them never exist.
 
-    The gradient, softmax minus one-hot, is made along with the loss while a part's logits are there: nothing is kept but
-    dx and dE, and nothing computed twice. A GPU has room for 16 times as many: each part reads and writes all of dE.
+    The gradient, softmax minus one-hot, is made while a part's logits are there: only dx and dE
+    are kept, nothing is computed twice. Each part reads and writes all of dE, so that a GPU, which
+    has the room, takes parts 16 times as large.
     """
 
     @staticmethod
     def forward(ctx, x, E, targets, learn, entries=None):
-        entries = entries or 1 << (24 if x.device.type == "cpu" else 28)        # logits at a time
-        n = max(1, entries // len(E))                                           # tokens at a time
+        entries = entries or 1 << (24 if x.device.type == "cpu" else 28)    # logits at a time
+        n = max(1, entries // len(E))                                       # tokens at a time
         total, dx, dE = 0.0, [], torch.zeros_like(E) if learn else None
-        for x_n, y_n in zip(x.split(n), targets.split(n)):
-            logits = x_n @ E.mT                                                 # (n, V)
+        for x_n, y_n in zip(x.split(n), targets[:, None].split(n)):
+            logits = x_n @ E.mT                                             # (n, V)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            logits -= logits.logsumexp(-1, keepdim=True)                        # log-probabilities from here
-            total = total - logits.gather(1, y_n[:, None]).sum()
+            logits -= logits.logsumexp(-1, keepdim=True)                    # now log-probabilities
+            total = total - logits.gather(1, y_n).sum()
             if learn:
-                d = logits.exp_().scatter_add_(1, y_n[:, None], -torch.ones_like(logits[:, :1]))
+                d = logits.exp_().scatter_add_(1, y_n, -torch.ones_like(logits[:, :1]))
                 dx.append((d @ E).to(x.dtype))
                 dE += d.mT @ x_n
         ctx.n = len(x)
@@ -179,22 +169,22 @@ class HeadLoss(torch.autograd.Function):
         return g / ctx.n * dx, g / ctx.n * dE, None, None, None
 
 
-# -------------------------------------------------------------------------------------------------------- 2. tasks
+# ---------------------------------------------------------------------------------------- 2. tasks
 
-TINY = dict(steps=1200, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100, clip=1.0,
-            evaluate_every=200, checkpoint_every=200)
-RECIPES = {
-    "tiny": TINY,
-    "bytes": dict(TINY, tokenizer="bytes", steps=2000, length=512, validate_tokens=262_144),
-    # the paper's, but for the recurrent rate, clipping and dropout, of which it says nothing
-    "paper": TINY | dict(steps=230_000, batch=16, lr=2e-3, recurrent_lr=5e-4, warmup=16_000,
-                         evaluate_every=1000, checkpoint_every=1000, patience=20, length=1024,
-                         layers=16, H=768, inner=768, P=128, J=32, dropout=0.1, validate_tokens=0),
-}
+TINY = dict(steps=1200, batch=8, lr=4e-3, recurrent_lr=1e-3, weight_decay=0.05, warmup=100,
+            clip=1.0, evaluate_every=200, checkpoint_every=200)
+RECIPES = dict(
+    tiny=TINY,
+    bytes=dict(TINY, tokenizer="bytes", steps=2000, length=512, validate_tokens=262_144),
+    # App. F, which says nothing of the recurrent rate, clipping and dropout
+    paper=dict(TINY, layers=16, H=768, inner=768, P=128, J=32, length=1024, batch=16,
+               steps=230_000, warmup=16_000, lr=2e-3, recurrent_lr=5e-4, dropout=0.1, patience=20,
+               evaluate_every=1000, checkpoint_every=1000, validate_tokens=0),
+)
 
 
 class NextToken(Task):
-    """The next token, in blocks of `length`; the tasks below say what differs."""
+    """The next token, in blocks of `length`; the tasks below say of which text."""
     higher = False
     recipes = RECIPES
     options = dict(
@@ -206,7 +196,8 @@ class NextToken(Task):
         P=Option(64, "state size", least=1),
         J=Option(16, "blocks of the state", least=1),
         dropout=Option(0.0, "share of activations dropped in training", least=0),
-        form=Option("chunk", "of the recurrence: loop, scan or chunk", among=("loop", "scan", "chunk")),
+        form=Option("chunk", "of the recurrence: loop, scan or chunk",
+                    among=("loop", "scan", "chunk")),
         stateful=Option(False, "carry the state from block to block"),
         validate_tokens=Option(32_768, "tokens of a validation, 0 for all", least=0),
         report_tokens=Option(0, "tokens of the last report, 0 for all", least=0),
@@ -214,26 +205,29 @@ class NextToken(Task):
 
     def __init__(self, data=None, **numbers):
         super().__init__(**numbers)
-        recipe = self.recipe
-        for key in ("validate_tokens", "report_tokens"):
-            if recipe[key] == 1:
-                raise ValueError(f"{flag(key)} must be 0 (all) or at least 2: a token is scored after "
-                                 "another; got 1")
-        if recipe["stateful"] and recipe["accumulate"] > 1:
-            raise ValueError("--stateful carries one state from step to step, --accumulate would need several: choose one")
-        self.recipe, self.length, self.data = recipe, recipe["length"], data_folder(data)
-        self.state = None                                                       # carried from block to block if stateful
+        for name in ("validate_tokens", "report_tokens"):
+            if self.recipe[name] == 1:
+                raise ValueError(f"{flag(name)} must be 0 (all) or at least 2: a token is scored "
+                                 "after another; got 1")
+        if self.recipe["stateful"] and self.recipe["accumulate"] > 1:
+            raise ValueError("--stateful carries one state from step to step, --accumulate would "
+                             "need several: choose one")
+        self.length, self.data = self.recipe["length"], data_folder(data)
+        self.bytes = self.recipe["tokenizer"] == "bytes"
+        self.state = None                                                   # carried, if stateful
 
     @property
     def choose(self):
-        return "bits" if self.recipe["tokenizer"] == "bytes" else "perplexity"
+        return "bits" if self.bytes else "perplexity"
 
     def model(self, name="gril"):
-        sizes = {key: self.recipe[key] for key in ("layers", "H", "inner", "P", "J", "dropout", "form")}
-        model = LanguageModel(TOKENIZERS[self.recipe["tokenizer"]], model=name, **sizes)
+        sizes = ("layers", "H", "inner", "P", "J", "dropout", "form")
+        model = LanguageModel(TOKENIZERS[self.recipe["tokenizer"]], model=name,
+                              **{size: self.recipe[size] for size in sizes})
         if self.recipe["stateful"] and not model.constant:
-            raise ValueError(f"{name} remembers every token, so that a carried state would only grow: train it without "
-                             f"--stateful, or choose one of {', '.join(row for row in MIXERS if row != name)}")
+            others = ", ".join(other for other in models() if other != name)
+            raise ValueError(f"{name} remembers every token, so that a carried state would only "
+                             f"grow: train it without --stateful, or choose one of {others}")
         return model
 
     # ---- data
@@ -243,18 +237,20 @@ class NextToken(Task):
         return self.tokens("test") is not None
 
     def tokens(self, split):
-        kind = self.recipe["tokenizer"]
-        command = f"python lm.py {self.command} --data {self.data}{' --bytes' * (kind == 'bytes')}"
-        ids = read_tokens(self.data / self.folder, kind, split, command)
+        folder = self.data / self.folder
+        command = f"python lm.py {self.command} --data {self.data}"
+        if self.bytes:
+            command += " --bytes"
+        ids = read_tokens(folder, self.recipe["tokenizer"], split, command)
         if ids is None and split != "test":
-            raise ValueError(f"{self.data / self.folder} has no {split} tokens: make them with: {command}")
+            raise ValueError(f"{folder} has no {split} tokens: make them with: {command}")
         return ids
 
     def stream(self, seed, batch, device="cpu", rank=0, world=1):
         return Blocks(self, seed, batch, device, rank, world)
 
     def example(self, batch):
-        return torch.zeros(batch, self.length, dtype=torch.long), torch.zeros(batch, self.length, dtype=torch.long)
+        return tuple(torch.zeros(2, batch, self.length, dtype=torch.long))
 
     # ---- training and scores
 
@@ -262,51 +258,60 @@ class NextToken(Task):
         if not self.recipe["stateful"]:
             return model(*batch)[0]
         loss, state = model(*batch, self.state)
-        self.state = detached(state)                                            # truncated backpropagation
+        self.state = detached(state)                                        # backpropagation stops
         return loss
 
     @torch.no_grad()
     def score(self, model, ids, stateful=False):
-        """Mean loss of every token of ids but the first, in blocks; stateful: the state is carried from each to the next.
+        """Mean loss of every token of ids but the first, in blocks; stateful carries the state on.
 
-        With a carried state it does not matter where the text is cut, so that a block may be as long as a whole batch.
+        Then it does not matter where the text is cut: a block is as long as a whole batch.
         """
-        L, n = (self.length * self.recipe["batch"], 1) if stateful else (self.length, self.recipe["batch"])
+        L, n = self.length, self.recipe["batch"]
+        if stateful:
+            L, n = n * L, 1
         whole, weight, state = range(0, len(ids) - L, L), next(model.parameters()), None
-        parts = [*(whole[i:i + n] for i in range(0, len(whole), n)), [L * len(whole)]]          # last what is left over
+        parts = [whole[i:i + n] for i in range(0, len(whole), n)]
+        if (len(ids) - 1) % L:
+            parts.append([L * len(whole)])                                  # what is left over
         total = torch.zeros((), dtype=weight.dtype, device=weight.device)
         for starts in parts if stateful else my_share(parts):
             x, y = blocks(ids, starts, L, weight.device)
-            if y.numel():
-                loss, state = model(x, y, state if stateful else None)
-                total += loss * y.numel()
+            loss, state = model(x, y, state if stateful else None)
+            total += loss * y.numel()
         return (total if stateful else summed(total)).item() / (len(ids) - 1)
 
-    def numbers(self, loss):
-        bits = dict(bits=loss / math.log(2)) if self.recipe["tokenizer"] == "bytes" else {}    # per byte
-        return dict(loss=loss, perplexity=math.exp(min(loss, 700)), **bits)
+    def scores(self, loss):
+        scores = dict(loss=loss, perplexity=math.exp(min(loss, 700)))
+        if self.bytes:
+            scores["bits"] = loss / math.log(2)                             # of a byte
+        return scores
 
     def validate(self, model):
         ids = self.tokens("valid")
-        return self.numbers(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
+        return self.scores(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
 
     def report(self, model, seed):
-        """Scores on test, or on valid where there is no test; stateful_… with the state carried on."""
-        test = self.tokens("test")
-        ids, split = (self.tokens("valid"), "valid") if test is None else (test, "test")
+        """Scores on test, or valid where there is no test; stateful_… with the state carried on."""
+        split = "test" if self.has_test else "valid"
+        ids = self.tokens(split)
         ids = ids[:self.recipe["report_tokens"] or len(ids)]
-        scores = {split: self.score(model, ids)}
+        losses = {split: self.score(model, ids)}
         if model.constant:
-            scores["stateful"] = self.score(model, ids, stateful=True)
-        return dict(split=split, tokens=len(ids), parameters=parameters(model), **{
-            f"{name}_{key}": value for name, loss in scores.items() for key, value in self.numbers(loss).items()})
+            losses["stateful"] = self.score(model, ids, stateful=True)
+        return dict(split=split, tokens=len(ids), parameters=parameters(model),
+                    **{f"{name}_{key}": value for name, loss in losses.items()
+                       for key, value in self.scores(loss).items()})
 
     def table(self, result):
-        rows = ["{model} on {task}, {parameters:,d} parameters; {split}, {tokens:,d} tokens of {tokenizer}".format(**result)]
-        for how, name in ((f"blocks of {result['length']}", result["split"]), ("state carried on", "stateful")):
-            numbers = [f"{key} {result[f'{name}_{key}']:.4g}" for key in ("loss", "perplexity", "bits")
-                       if f"{name}_{key}" in result]
-            rows += [f"  {how:18s}{', '.join(numbers)}"] * bool(numbers)
+        rows = ["{model} on {task}, {parameters:,d} parameters; {split}, {tokens:,d} tokens of "
+                "{tokenizer}".format(**result)]
+        names = {result["split"]: f"blocks of {result['length']}", "stateful": "state carried on"}
+        for name, how in names.items():
+            keys = [key for key in ("loss", "perplexity", "bits") if f"{name}_{key}" in result]
+            if keys:
+                scores = ", ".join(f"{key} {result[f'{name}_{key}']:.4g}" for key in keys)
+                rows.append(f"  {how:18s}{scores}")
         return "\n".join(rows)
 
 
@@ -327,63 +332,66 @@ LM = {task.name: task for task in (WikiText103, WikiText2, TextFile)}
 
 
 def blocks(ids, starts, L, device):
-    """Tokens and targets (n, L), the same shifted by one; shorter at the end of ids."""
+    """(x_1, …, x_L) and (x_2, …, x_{L+1}), App. F: (n, L) both; shorter at the end of ids."""
     block, = on(device, np.stack([ids[s:s + L + 1] for s in starts]).astype(np.int64))
     return block[:, :-1], block[:, 1:]
 
 
 def detached(state, device=None, rows=slice(None)):
-    return tree_map_only(torch.Tensor, lambda x: x.detach()[rows].to(device, copy=True), state)     # a view keeps its block
+    """Those rows of a state, copied, since a view would keep all of its block."""
+    return tree_map_only(torch.Tensor, lambda x: x.detach()[rows].to(device, copy=True), state)
 
 
 class Blocks:
-    """Endless batches of training blocks; epoch and index are the whole position, whatever the number of ranks.
+    """Endless batches of training blocks; epoch and index are the whole position on any rank.
 
-    Blocks are shuffled anew every epoch. Stateful: the text is cut into as many lanes as the batch has rows, each lane is
-    read from its start to its end, and an epoch begins with an empty state and all lanes moved by a few tokens.
+    Blocks are shuffled anew every epoch. Stateful: the text is cut into as many lanes as the batch
+    has rows, each lane is read from its start to its end, and an epoch begins with an empty state
+    and all lanes moved by a few tokens.
     """
 
     def __init__(self, task, seed, batch, device, rank, world):
-        self.task, self.seed, self.device, self.L = task, seed, device, task.length
         if batch % world:
             raise ValueError(f"--batch {batch} cannot be shared equally by {world} processes")
+        self.task, self.seed, self.device, self.L = task, seed, device, task.length
         self.ids, self.batch, self.world = task.tokens("train"), batch, world
         self.mine = slice(rank * batch // world, (rank + 1) * batch // world)
-        self.count = (len(self.ids) - 1) // self.L // batch                     # batches in an epoch
+        self.count = (len(self.ids) - 1) // self.L // batch                 # batches in an epoch
         if self.count < 1:
-            raise ValueError(f"the training text of {len(self.ids)} tokens is shorter than one batch, {batch} "
-                             f"block{'s' * (batch > 1)} of {self.L} + 1: give a longer text, or lower --length or --batch")
+            raise ValueError(f"the training text of {len(self.ids)} tokens is shorter than one "
+                             f"batch, {batch} block{'s' if batch > 1 else ''} of {self.L} + 1: "
+                             "give a longer text, or lower --length or --batch")
         self.seek(dict(epoch=0, index=0))
 
     def starts(self, epoch):
         """(count, batch): where the blocks of each batch begin."""
         generator = torch.Generator().manual_seed(self.seed + 1_000_003 * epoch)
+        used = self.count * self.batch
         if not self.task.recipe["stateful"]:
             order = torch.randperm((len(self.ids) - 1) // self.L, generator=generator)
-            return self.L * order[:self.count * self.batch].view(self.count, self.batch)
-        spare = len(self.ids) - self.count * self.batch * self.L
-        shift = torch.randint(spare, (), generator=generator)
-        return shift + self.L * torch.arange(self.count * self.batch).view(self.batch, self.count).mT
-
-    def __iter__(self):
-        return self
+            return self.L * order[:used].view(self.count, self.batch)
+        shift = torch.randint(len(self.ids) - used * self.L, (), generator=generator)
+        return shift + self.L * torch.arange(used).view(self.batch, self.count).mT
 
     def __next__(self):
         if self.index == self.count:
             self.seek(dict(epoch=self.epoch + 1, index=0))
+        starts = self.order[self.index, self.mine].tolist()
         self.index += 1
-        return blocks(self.ids, self.order[self.index - 1, self.mine].tolist(), self.L, self.device)
+        return blocks(self.ids, starts, self.L, self.device)
 
     def position(self):
         return dict(epoch=self.epoch, index=self.index, state=self.task.state)
 
     def gathered(self, position):
-        """A position with the carried state of the whole batch, each process having its rows; all must call it."""
+        """A position with the carried state of the whole batch, of which each process has rows."""
         def rows(x):
             parts = [torch.empty_like(x.contiguous()) for _ in range(self.world)]
             dist.all_gather(parts, x.contiguous())
             return torch.cat(parts)
-        return position if self.world == 1 else dict(position, state=tree_map_only(torch.Tensor, rows, position["state"]))
+        if self.world == 1:
+            return position
+        return dict(position, state=tree_map_only(torch.Tensor, rows, position["state"]))
 
     def seek(self, position):
         self.epoch, self.index = position["epoch"], position["index"]
@@ -391,123 +399,141 @@ class Blocks:
         self.order = self.starts(self.epoch)
 
 
-# --------------------------------------------------------------------------------------------------- 3. generation
+# ----------------------------------------------------------------------------------- 3. generation
 
 def load(folder):
     """(task, model, config) of a run that train.py made, finished or not."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} is not the folder of a run: it has no config.json. `python train.py --task "
-                         "wikitext2` makes one under runs/")
+        raise ValueError(f"{folder} is not the folder of a run: it has no config.json. `python "
+                         "train.py --task wikitext2` makes one under runs/")
     config = json.loads((folder / "config.json").read_text())
     if config.get("task") not in LM:
-        raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: {', '.join(LM)}")
+        raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: "
+                         f"{', '.join(LM)}")
     Task = LM[config["task"]]
-    task = Task(config.get("data"), **{key: config[key] for key in Task.options if key in config})
+    numbers = {name: config[name] for name in {**LOOP, **Task.options} if name in config}
+    task = Task(config.get("data"), **numbers)
     model = task.model(config["model"])
-    path = next((folder / name for name in ("best.pt", "weights.pt", "last.pt") if (folder / name).exists()), None)
+    paths = [folder / name for name in ("best.pt", "weights.pt", "last.pt")]
+    path = next((path for path in paths if path.exists()), None)
     if path is None:
-        raise ValueError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): let the training reach its "
-                         "first checkpoint, or finish it with --resume")
+        raise ValueError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): let the "
+                         "training reach its first checkpoint, or finish it with --resume")
     state = read(path)
     try:
         model.load_state_dict(state.get("model", state))
     except (RuntimeError, AttributeError, TypeError):
-        raise ValueError(f"{path} does not fit the model of config.json beside it: they are of different runs") from None
+        raise ValueError(f"{path} does not fit the model of config.json beside it: they are of "
+                         "different runs") from None
     return task, model.eval(), config
 
 
 @torch.inference_mode()
 def generate(model, prompt, tokens, temperature=1.0, top_k=0, seed=0):
-    """Ids after the prompt's, one by one; a temperature of 0 takes the likeliest. Only the state remembers the text."""
+    """Ids after the prompt's, one by one, of which only the state remembers the text.
+
+    A temperature of 0 takes the likeliest.
+    """
     device, state = next(model.parameters()).device, None
     generator = torch.Generator(device).manual_seed(seed)
-    for part in torch.tensor(prompt, device=device).split(1024):                # a long prompt needs no more memory
+    for part in torch.tensor(prompt, device=device).split(1024):            # in bounded memory
         x, state = model.hidden(part[None], state)
-    logits = model.head(x[:, -1])                                               # (1, V)
+    logits = model.head(x[:, -1])                                           # (1, V)
     for i in range(tokens):
+        if i:
+            logits, state = model.step(token, state)
         if temperature == 0:
-            token = logits.argmax(-1)                                           # (1,)
+            token = logits.argmax(-1)                                       # (1,)
         else:
             if 0 < top_k < logits.shape[-1]:
-                logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
-            token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+                least = logits.topk(top_k).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -math.inf)
+            p = (logits / temperature).softmax(-1)
+            token = torch.multinomial(p, 1, generator=generator)[:, 0]
         yield token.item()
-        if i + 1 < tokens:
-            logits, state = model.step(token, state)
 
 
 def as_text(ids, tokens):
-    """Ids to pieces of text as they come; bytes that are not yet a whole character wait. End of text is not shown."""
+    """Ids to text as they come; bytes that are not yet a character wait, end of text is silent."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for i in ids:
         yield "" if i == tokens.silent else decoder.decode(tokens.raw([i]))
     yield decoder.decode(b"", final=True)
 
 
-# ----------------------------------------------------------------------------------------------------- 4. commands
+# ------------------------------------------------------------------------------------- 4. commands
 
 def arguments(argv=None):
-    parser = argparse.ArgumentParser(description="Texts to token files, and trained models to text. Training itself is\n"
-                                     "python train.py --task wikitext103 | wikitext2 | text_file",
-                                     formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""examples:
-  python lm.py prepare wikitext2
-  python lm.py prepare --text book.txt --bytes
-  python lm.py generate runs/wikitext2-gril-tiny-seed0 --prompt "The lobster"
-
-python lm.py prepare --help and python lm.py generate --help list the options.""")
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Texts to token files, and trained models to text.",
+        epilog="examples:\n" + __doc__.split("\n\n")[2] + "\n\n"
+               "python lm.py prepare --help and python lm.py generate --help list the options.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="prepare | generate")
     data = dict(type=Path, help="data folder (default: $GRIL_DATA, or data)")
-    add = commands.add_parser("prepare", help="read or download a text, write its tokens").add_argument
+
+    command = commands.add_parser("prepare", help="read or download a text, write its tokens")
+    add = command.add_argument
     add("name", nargs="?", help=f"{' or '.join(WIKITEXT)}; not needed with --text")
     add("--text", type=Path, metavar="FILE", help="a text of your own, UTF-8, for --task text_file")
     add("--data", **data)
-    add("--source", type=Path, metavar="DIR", help="read texts and vocabulary from here, write to --data")
+    add("--source", type=Path, metavar="DIR", help="read files from here, write to --data")
     add("--bytes", action="store_true", help="bytes as tokens, not GPT-2's")
     add("--workers", type=int, metavar="N", help="processes (default: one per core)")
-    add = commands.add_parser("generate", help="stream text from a trained model").add_argument
+
+    command = commands.add_parser("generate", help="stream text from a trained model")
+    add = command.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, as train.py made it")
     add("--prompt", default="", help="text to go on with, of any length")
     add("--tokens", type=int, default=200, metavar="N", help="how many to make (default 200)")
-    add("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (default 1)")
-    add("--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest (default 0: all)")
+    add("--temperature", type=float, default=1.0, help="0 takes the likeliest token (default 1)")
+    add("--top-k", type=int, default=0, help="choose among the K likeliest (default 0: all)")
     add("--seed", type=int, default=0, help="(default 0)")
     add("--device", default="cpu", help="auto, cpu, cuda or mps (default cpu)")
     add("--data", **data)
     return parser.parse_args(argv)
 
 
+def run_prepare(args):
+    if (args.name is None) == (args.text is None):
+        names = " or ".join(WIKITEXT)
+        raise ValueError(f"prepare: name one data set, {names}, or give --text FILE")
+    if args.workers is not None and args.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {args.workers}")
+    header = prepare(args.name, data_folder(args.data), args.source, args.text, args.bytes,
+                     args.workers)
+    for split, entry in header["splits"].items():
+        count, kind, source = entry["tokens"], header["tokenizer"], entry["source"]
+        print(f"{split:6s}{count:12,d} tokens of {kind} from {source}")
+
+
+def run_generate(args):
+    for name in ("tokens", "temperature", "top_k"):
+        if not getattr(args, name) >= 0:
+            raise ValueError(f"{flag(name)} must be 0 or more, got {getattr(args, name)}")
+    if not 0 <= args.seed < 2 ** 32:
+        raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
+    task, model, config = load(args.run)
+    tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
+    prompt = tokens.encode(args.prompt) or [tokens.start]
+    LOOP["device"].check("device", args.device)
+    model.to(choose_device(args.device))
+    print(args.prompt, end="", flush=True)
+    ids = generate(model, prompt, args.tokens, args.temperature, args.top_k, args.seed)
+    for piece in as_text(ids, tokens):
+        print(piece, end="", flush=True)
+    print()
+
+
 def main(argv=None):
     args = arguments(argv)
     try:
-        if args.command == "prepare":
-            if (args.name is None) == (args.text is None):
-                raise ValueError(f"prepare: name one data set, {' or '.join(WIKITEXT)}, or give --text FILE")
-            if args.workers is not None and args.workers < 1:
-                raise ValueError(f"--workers must be at least 1, got {args.workers}")
-            header = prepare(args.name, data_folder(args.data), args.source, args.text, args.bytes, args.workers)
-            for split, entry in header["splits"].items():
-                print(f"{split:6s}{entry['tokens']:12,d} tokens of {header['tokenizer']} from {entry['source']}")
-            return
-        for name, value in (("--tokens", args.tokens), ("--temperature", args.temperature), ("--top-k", args.top_k)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {value}")
-        if not 0 <= args.seed < 2 ** 32:
-            raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
-        task, model, config = load(args.run)
-        tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
-        prompt = tokens.encode(args.prompt) or [tokens.start]
-        LOOP["device"].check("device", args.device)
-        model.to(choose_device(args.device))
-        print(args.prompt, end="", flush=True)
-        ids = generate(model, prompt, args.tokens, args.temperature, args.top_k, args.seed)
-        for piece in as_text(ids, tokens):
-            print(piece, end="", flush=True)
-        print()
+        dict(prepare=run_prepare, generate=run_generate)[args.command](args)
     except KeyboardInterrupt:
         print(flush=True)
         sys.exit(130)
-    except BrokenPipeError:                                                     # … | head: nobody reads any more
+    except BrokenPipeError:                                                 # … | head: enough read
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         sys.exit(f"lm.py: {error}")

@@ -9,18 +9,19 @@ The data folder is --data DIR, or the environment variable GRIL_DATA, or data/.
 `prepare` leaves token arrays there that open at once; every task also opens
 straight from the files as people download them.
 
-  listops     nested MIN, MAX, MED, SM of digits     -> the value, 10 classes        500 to 2,000 tokens
-  text        an IMDb review, byte by byte           -> positive or negative         up to 4,096 bytes
-  retrieval   two papers, byte by byte               -> does one cite the other?     2 × up to 4,000 bytes
-  image       a CIFAR-10 picture in grey, by pixels  -> 10 classes                   1,024 pixels
-  pathfinder  dashed curves, pixel by pixel          -> are the two dots connected?  1,024 pixels
+  listops     nested MIN, MAX, MED, SM of digits    the value, 10 classes     500 to 2,000 tokens
+  text        an IMDb review, byte by byte          positive or negative      up to 4,096 bytes
+  retrieval   two papers, byte by byte              does one cite the other?  2 × up to 4,000 bytes
+  image       a CIFAR-10 picture in grey            10 classes                1,024 pixels
+  pathfinder  dashed curves                         are two dots connected?   1,024 pixels
 
-The file, top to bottom (Sec. 5, App. E; the data itself is files/arena.py's): 1. batches; 2. the classifier and the table
-of models; 3. the five tasks with their presets; 4. the command line.
+The file, top to bottom (Sec. 5, App. E; the data itself is files/arena.py's): 1. batches; 2. the
+classifier; 3. what the tasks share; 4. the five tasks with their presets; 5. the command line.
 
-Glossary. A row has a label and one document, or two; a document is a string of tokens, each one byte. Text keeps its
-bytes' own numbers: 0 is padding, 256 an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2%
-larger than the paper's count). ListOps has 15 symbols and padding. H, P, J, w as in gril.py.
+Glossary. A row has a label and one document, or two; a document is a string of tokens, each one
+byte. Text keeps its bytes' own numbers: 0 is padding, 256 an end token, so the vocabulary is 257
+(which makes Text and Retrieval about 2% larger than the paper's count). ListOps has 15 symbols and
+padding. H, P, J, w as in gril.py.
 """
 import argparse
 import bisect
@@ -29,6 +30,7 @@ import os
 import sys
 import textwrap
 import time
+from functools import cached_property
 from math import pi
 
 import numpy as np
@@ -36,12 +38,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import baselines
-from baselines import parameters
-from files.arena import (SPLITS, SYMBOLS, generate_listops, load, read_image, read_listops, read_pathfinder, read_retrieval,
-                         read_text, store)
+from baselines import offered, parameters
+from files.arena import (CIFAR_FILES, LISTOPS_FILES, RETRIEVAL_FILES, SYMBOLS, generate_listops,
+                         load, read_image, read_listops, read_pathfinder, read_retrieval, read_text,
+                         store)
 from files.downloads import data_folder, download, unpack
-from gril import Block, GrilMixer
 from machine.devices import my_share, on, summed
 from machine.errors import known
 from machine.options import Option
@@ -50,32 +51,36 @@ from tasks import Task
 END = 256                                       # the end token
 
 
-# ------------------------------------------------------------------------------------------------------ 1. batches
+# --------------------------------------------------------------------------------------- 1. batches
 
 class Stream:
-    """Endless training batches. Seed and epoch fix the order, so (epoch, index) is the whole position.
+    """Endless training batches. Seed and epoch fix the order: (epoch, index) is the whole position.
 
-    Rows are shuffled, then sorted by length within pools of 64 batches, so that little is padding, and the batches
-    shuffled again. Every rank has the same global batches and takes each world-th row of them.
+    Rows are shuffled, then sorted by length within pools of 64 batches, so that little is padding,
+    and the batches shuffled again. Every rank has the same global batches and takes each world-th
+    row of them.
     """
 
     def __init__(self, task, seed, batch, device="cpu", rank=0, world=1):
-        self.task, self.data, self.seed, self.batch, self.device = task, task.data["train"], seed, batch, device
-        self.rank, self.world = rank, world
+        self.task, self.data, self.device = task, task.data["train"], device
+        self.seed, self.batch, self.rank, self.world = seed, batch, rank, world
+        n = len(self.data.labels)
         if batch % world:
             raise ValueError(f"a batch of {batch} cannot be shared equally by {world} processes")
-        if len(self.data.labels) < batch:
-            raise ValueError(f"{task.name} has {len(self.data.labels):,} training rows, fewer than a batch of {batch}: "
+        if n < batch:
+            raise ValueError(f"{task.name} has {n:,} training rows, fewer than a batch of {batch}: "
                              "choose a smaller --batch")
         self.seek((0, 0))
 
     def seek(self, position):
         self.epoch, self.index = position
+        n = len(self.data.labels)
         rng = np.random.default_rng([self.seed, self.epoch])
-        rows = rng.permutation(len(self.data.labels))[:len(self.data.labels) // self.batch * self.batch]
+        rows = rng.permutation(n)[:n // self.batch * self.batch]
         pool = np.arange(len(rows)) // (64 * self.batch)
-        rows = rows[np.lexsort((self.task.lengths(self.data, rows), pool))].reshape(-1, self.batch)
-        self.order = rows[rng.permutation(len(rows))]                           # (batches, batch)
+        rows = rows[np.lexsort((self.task.lengths(self.data, rows), pool))]
+        rows = rows.reshape(-1, self.batch)                     # (batches, batch)
+        self.order = rows[rng.permutation(len(rows))]
 
     def position(self):
         return self.epoch, self.index
@@ -91,7 +96,7 @@ class Stream:
         return self.task.batch(self.data, rows, self.device)
 
 
-# -------------------------------------------------------------------------------------------------------- 2. models
+# ---------------------------------------------------------------------------------------- 2. models
 
 class Pixels(nn.Linear):
     """Grey values 0 … 255, about standardised, to H channels."""
@@ -101,142 +106,103 @@ class Pixels(nn.Linear):
 
     def forward(self, tokens):
         x = super().forward((tokens[..., None].to(self.weight.dtype) / 255 - 0.5) / 0.25)
-        return x.to(self.weight.dtype)                                          # layers add to it: in full precision
+        return x.to(self.weight.dtype)                  # layers add to it: in full precision
 
 
 class Classifier(nn.Module):
-    """Embedding, layers, mean over the unpadded positions, head; two documents meet as [a, b, a - b, a ⊙ b].
+    """Embedding, layers, mean over a document, head; two documents meet as [a, b, a - b, a ⊙ b].
 
-    Padding changes nothing: it stands at the end, every layer is causal, and the mean leaves it out.
+    Padding changes nothing: it stands at the end, every layer is causal, the mean leaves it out.
     """
 
     def __init__(self, embed, layers, norm, H, classes, documents=1):
         super().__init__()
         self.embed, self.layers, self.documents = embed, nn.ModuleList(layers), documents
         self.norm = nn.LayerNorm(H) if norm else nn.Identity()
-        self.head = nn.Linear(H, classes) if documents == 1 else nn.Sequential(
-            nn.Linear(4 * H, H), nn.GELU(), nn.Linear(H, classes))
+        self.head = nn.Linear(H, classes)
+        if documents == 2:
+            self.head = nn.Sequential(nn.Linear(4 * H, H), nn.GELU(), self.head)
 
     def forward(self, tokens, lengths):
-        x = self.embed(tokens)                                                  # (B, T, H), both documents in one batch
+        x = self.embed(tokens)                                  # (B, T, H), both documents in B
         for layer in self.layers:
             x = layer(x)
         x = self.norm(x)
-        inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]   # (B, T)
-        x = (x * inside[..., None]).sum(1) / lengths[:, None].to(x.dtype)       # (B, H)
+        inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]           # (B, T)
+        x = (x * inside[..., None]).sum(1) / lengths[:, None].to(x.dtype)               # (B, H)
         if self.documents == 2:
             a, b = x.chunk(2)
-            x = torch.cat([a, b, a - b, a * b], -1)                             # (B, 4H)
+            x = torch.cat([a, b, a - b, a * b], -1)                                     # (B, 4H)
         return self.head(x)
 
 
-def gril_layer(w):
-    return lambda H, r: Block(GrilMixer(H, r["P"], r["J"], w, r["r_min"], r["r_max"], r["max_phase"], r["gate"], r["form"]),
-                              H, r["dropout"])
-
-
-def baseline(name, **options):
-    """A layer of baselines.py; an option that is a string is a number of the recipe."""
-    return lambda H, r: baselines.MODELS[name]["layer"](
-        H, dropout=r["dropout"], **{key: r[v] if isinstance(v, str) else v for key, v in options.items()})
-
-
-MODELS = {              # a layer of width H by recipe r; layers of it for one of GRIL's; one more norm before the head
-    "gril":             dict(layer=gril_layer(3), depth=1, norm=False),
-    "linear_attention": dict(layer=gril_layer(1), depth=1, norm=False),       # w = 1: a gated one (Sec. 4.5)
-    "s5":               dict(layer=baseline("s5"), depth=1, norm=False),
-    "lru":              dict(layer=baseline("lru", r_min="r_min", r_max="r_max", max_phase="max_phase"), depth=1, norm=False),
-    "mamba":            dict(layer=baseline("mamba"), depth=1, norm=True),
-    "griffin":          dict(layer=baseline("griffin", heads=4), depth=1 / 3, norm=True),       # a layer is three there
-    "transformer":      dict(layer=baseline("transformer", heads=2), depth=1, norm=True),
-}
-
-
-# --------------------------------------------------------------------------------------------------------- 3. tasks
-
-BASE = dict(layers=2, H=64, P=64, J=8, batch=32, clip=1.0, evaluate_every=200, checkpoint_every=200,
-            evaluate_rows=1000, r_min=0.5, r_max=0.9, gate="real", recurrent_lr=1e-3,
-            weight_decay=0.05, dropout=0.0, length=1024)
-PIXELS = dict(BASE, r_min=0.9, r_max=0.999, max_phase=pi / 8, gate="complex")
-TINY = dict(            # a laptop: at most 20 minutes on two CPU cores
-    listops=dict(BASE, steps=1500, warmup=100, lr=4e-3, length=256, r_max=0.999),
-    text=dict(BASE, steps=600, warmup=100, lr=2e-3, dropout=0.1),
-    retrieval=dict(BASE, steps=200, warmup=50, lr=2e-3, dropout=0.1, batch=16),
-    image=dict(PIXELS, steps=1300, warmup=100, lr=3e-3),
-    pathfinder=dict(PIXELS, steps=150, warmup=50, lr=2e-3),
-)
-# App. E. Not in the paper: recurrent rate (a quarter here), r_min to gate, clipping, validation, patience.
-LONG = dict(evaluate_every=2000, evaluate_rows=0, checkpoint_every=2000, patience=50)
-PAPER = dict(
-    listops=BASE | LONG | dict(
-        layers=6, H=128, P=32, J=8, steps=300_000, warmup=30_000, lr=2e-3, recurrent_lr=5e-4, length=2048, r_min=0.0),
-    text=BASE | LONG | dict(
-        layers=6, H=256, P=128, J=16, steps=78_200, warmup=4_000, lr=5e-4, recurrent_lr=1.25e-4,
-        weight_decay=0.12, dropout=0.1, length=4096, gate="complex"),
-    retrieval=BASE | LONG | dict(
-        layers=4, H=128, P=256, J=16, steps=100_000, warmup=10_000, lr=4e-3, weight_decay=0.01,
-        dropout=0.1, batch=64, length=4000, gate="complex"),
-    image=PIXELS | LONG | dict(
-        layers=7, H=512, P=256, J=2, steps=281_400, warmup=28_000, lr=4e-3, dropout=0.1),
-    pathfinder=PIXELS | LONG | dict(
-        layers=6, H=256, P=128, J=16, steps=500_000, warmup=1_000, lr=4e-4, recurrent_lr=1e-4,
-        weight_decay=0.10, dropout=0.1),
-)
-
-
-def presets(name):
-    return dict(tiny=TINY[name], paper=PAPER[name])
-
+# -------------------------------------------------------------------------- 3. what the tasks share
 
 class Arena(Task):
     """A Long Range Arena task; the five below say what differs."""
+    classes, vocabulary = 2, None               # no vocabulary: grey values
     documents, end = 1, False                   # per row; does an end token follow each?
+    places, parts = (), ()                      # where files may be; in a folder, which
+    published, wanted = None, None              # (address, file, MD5); which part of an archive
+    paper_accuracy = None
     choose = "accuracy"
     options = dict(
         layers=Option(2, "layers", least=1),
         H=Option(64, "width of the model", least=1),
         P=Option(64, "state size", least=1),
         J=Option(8, "blocks of the state", least=1),
-        dropout=Option(0.0, "share of activations dropped in training", least=0),
+        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
         length=Option(1024, "longest sequence", least=1),
         gate=Option("real", "real or complex", among=("real", "complex")),
         r_min=Option(0.5, "smallest |gate| at the start", least=0),
-        r_max=Option(0.9, "largest |gate| at the start", least=0),
+        r_max=Option(0.9, "largest |gate| at the start", most=1),
         max_phase=Option(2 * pi, "largest angle of a complex gate at the start", least=0),
-        form=Option("chunk", "of the recurrence: loop, scan or chunk", among=("loop", "scan", "chunk")),
+        form=Option("chunk", "of the recurrence: loop, scan or chunk",
+                    among=("loop", "scan", "chunk")),
         evaluate_rows=Option(1000, "rows of a validation, 0 for all", least=0),
     )
 
     def __init__(self, data=None, **numbers):
         super().__init__(**numbers)
-        self.folder, self._data = data_folder(data), None
+        self.folder = data_folder(data)
+        self.home = self.folder / "prepared" / self.name
+        if self.recipe["r_min"] > self.recipe["r_max"]:
+            raise ValueError(f"--r-min {self.recipe['r_min']} is more than --r-max "
+                             f"{self.recipe['r_max']}: |gate| starts between the two")
 
     # ---- data
 
     @classmethod
+    def files(cls, place):
+        return [place / part for part in cls.parts] if place.is_dir() else [place]
+
+    @classmethod
     def sources(cls, folder):
         """The published files of the first place that has any."""
-        found = ([path for path in cls.files(folder / place) if path.exists()] for place in cls.places)
+        found = ([path for path in cls.files(folder / place) if path.exists()]
+                 for place in cls.places)
         return next(filter(None, found), [])
 
-    @staticmethod
-    def files(place):
-        return [place]
-
-    @property
+    @cached_property
     def data(self):
-        if self._data is None:
-            self._data = load(self, self.folder)
-        return self._data
+        """{split: tokens, offsets, labels}"""
+        sources = self.sources(self.folder)
+        if not sources and not (self.home / "index.json").exists():
+            looked = ", ".join(str(self.folder / place) for place in self.places)
+            how = f"This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
+            raise ValueError(f"{self.name}: no data. Looked for {looked}. "
+                             f"{how if self.name in LRA else ''}")
+        return load(self.home, sources, self.read, documents=self.documents, classes=self.classes,
+                    vocabulary=self.vocabulary)
 
     def lengths(self, data, rows):
-        """Tokens that the model reads of each row's longer document: cut at the recipe's length, with the end token."""
+        """Tokens that the model reads of each row's longer document, end token and all."""
         documents = rows[:, None] * self.documents + np.arange(self.documents)
         n = data.offsets[documents + 1] - data.offsets[documents]
         return np.minimum(n.max(1) + self.end, self.recipe["length"])
 
     def batch(self, data, rows, device="cpu"):
-        """(tokens (B, T), lengths (B,), labels) of rows, padded; of two documents all first ones come first."""
+        """(tokens (B, T), lengths (B,), labels), padded; all first documents before all second."""
         documents = (rows * self.documents + np.arange(self.documents)[:, None]).reshape(-1)
         starts = data.offsets[documents]
         lengths = np.minimum(data.offsets[documents + 1] - starts, self.recipe["length"] - self.end)
@@ -248,7 +214,7 @@ class Arena(Task):
         return on(device, tokens, lengths + self.end, data.labels[rows].astype(np.int64))
 
     def padded(self, n):
-        """n, or if compiled n rounded up to an eighth of the recipe's length: eight shapes to compile, not hundreds."""
+        """n; if compiled, rounded up to an eighth of the longest: eight shapes, not hundreds."""
         eighth = -(-self.recipe["length"] // 8) if self.compiled else 1
         return min(-(-int(n) // eighth) * eighth, self.recipe["length"])
 
@@ -257,23 +223,26 @@ class Arena(Task):
 
     def example(self, batch):
         """A batch of full length on the default device, of ones: for the dry run."""
-        n = batch * self.documents
-        return (torch.ones(n, self.recipe["length"], dtype=torch.int32),
-                torch.full((n,), self.recipe["length"]), torch.ones(batch, dtype=torch.int64))
+        n, length = batch * self.documents, self.recipe["length"]
+        return (torch.ones(n, length, dtype=torch.int32), torch.full((n,), length),
+                torch.ones(batch, dtype=torch.int64))
 
     # ---- model and loss
 
     def model(self, name="gril"):
-        """The named classifier; a baseline is as wide as makes its parameters come nearest to GRIL's on this task."""
-        r = self.recipe
-        known("model", name, MODELS)
+        """The named classifier; a baseline's width gives it nearly as many parameters as GRIL."""
+        r, models = self.recipe, offered("lra")
+        known("model", name, models)
 
         def build(H, name=name):
-            row = MODELS[name]
+            row = models[name]
+            numbers = {"depth": 1, **r, **row.lra}
             embed = nn.Embedding(self.vocabulary, H) if self.vocabulary else Pixels(H)
-            layers = [row["layer"](H, r) for _ in range(max(1, round(r["layers"] * row["depth"])))]
-            return Classifier(embed, layers, row["norm"], H, self.classes, self.documents)
-        if name in ("gril", "linear_attention"):
+            layers = [row.build(H, r["dropout"], **row.given(numbers))
+                      for _ in range(max(1, round(r["layers"] * numbers["depth"])))]
+            return Classifier(embed, layers, row.norm, H, self.classes, self.documents)
+
+        if models[name].mixer is models["gril"].mixer:
             return build(r["H"])
         with torch.device("meta"):
             goal = parameters(build(r["H"], "gril"))
@@ -289,23 +258,24 @@ class Arena(Task):
     @torch.no_grad()
     def evaluate(self, model, split, rows=0):
         """Mean loss and accuracy in percent on a split, or on `rows` of it evenly spread."""
-        data, device = self.data[split], next(model.parameters()).device
+        data, weight, batch = self.data[split], next(model.parameters()), self.recipe["batch"]
         n = len(data.labels)
         rows = np.arange(n) if not rows or rows >= n else np.linspace(0, n - 1, rows).astype(int)
         rows = rows[np.argsort(self.lengths(data, rows), kind="stable")]
-        sums = torch.zeros(2, dtype=torch.promote_types(next(model.parameters()).dtype, torch.float32), device=device)
-        for part in my_share(range(0, len(rows), self.recipe["batch"])):
-            tokens, lengths, labels = self.batch(data, rows[part:part + self.recipe["batch"]], device)
-            logits = model(tokens, lengths).float()
+        sums = weight.new_zeros(2, dtype=torch.promote_types(weight.dtype, torch.float32))
+        for start in my_share(range(0, len(rows), batch)):
+            *inputs, labels = self.batch(data, rows[start:start + batch], weight.device)
+            logits = model(*inputs).float()
             loss = F.cross_entropy(logits, labels, reduction="sum")
             sums += torch.stack([loss, (logits.argmax(-1) == labels).sum()])
         loss, correct = summed(sums).tolist()
         return loss / len(rows), 100 * correct / len(rows)
 
     def validate(self, model):
-        """A row of metrics.csv. The test accuracy is there for the paper's "best over a run"; it chooses nothing.
+        """A row of metrics.csv. The test accuracy, for the paper's "best over a run", chooses none.
 
-        Where a validation takes all rows, as at the paper's size, the test waits for --test-every-validation.
+        Where a validation takes all rows, as at the paper's size, the test waits for
+        --test-every-validation.
         """
         rows = self.recipe["evaluate_rows"]
         loss, accuracy = self.evaluate(model, "val", rows)
@@ -315,28 +285,39 @@ class Arena(Task):
     def report(self, model, seed=0):
         (loss, accuracy), labels = self.evaluate(model, "test"), self.data["test"].labels
         return dict(test_loss=loss, test_accuracy=accuracy, test_rows=len(labels),
-                    most_frequent=100 * np.bincount(labels).max() / len(labels), parameters=parameters(model))
+                    most_frequent=100 * np.bincount(labels).max() / len(labels),
+                    parameters=parameters(model))
 
     def table(self, r):
-        """result.json as a person reads it."""
         lines = [(f"{r.get('model', 'model')}, {r['parameters']:,} parameters", r["test_accuracy"]),
                  ("  best on test over the run, as in the paper", r.get("best_test_accuracy")),
                  ("always the most frequent class", r["most_frequent"]),
                  ("the paper's GRIL, full size and data", self.paper_accuracy)]
-        return "\n".join([f"{self.name}: accuracy in percent on {r['test_rows']:,} test rows"]
-                         + [f"{name:52s}{value:8.2f}" for name, value in lines if value is not None])
+        title = f"{self.name}: accuracy in percent on {r['test_rows']:,} test rows"
+        return "\n".join([title, *(f"{name:52s}{value:8.2f}" for name, value in lines
+                                   if value is not None)])
+
+
+# ------------------------------------------------------------------------------------ 4. five tasks
+# tiny: a laptop, at most 20 minutes on two CPU cores. paper: App. E, Tables 8 and 9; not in the
+# paper are the recurrent rate (a quarter here), r_min to gate, clipping, validation and patience.
+
+TINY = dict(batch=32, clip=1.0, weight_decay=0.05, evaluate_every=200, checkpoint_every=200)
+PAPER = dict(TINY, evaluate_every=2000, checkpoint_every=2000, evaluate_rows=0, patience=50)
+PIXELS = dict(r_min=0.9, r_max=0.999, max_phase=pi / 8, gate="complex")
+RELEASE = "https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra_release.gz", None
 
 
 class ListOps(Arena):
     name, classes, vocabulary = "listops", 10, len(SYMBOLS) + 1
     paper_parameters, paper_accuracy = 0.26e6, 62.40
-    recipes = presets("listops")
+    recipes = dict(
+        tiny=dict(TINY, steps=1500, warmup=100, lr=4e-3, length=256, r_max=0.999),
+        paper=dict(PAPER, layers=6, H=128, P=32, J=8, steps=300_000, warmup=30_000, lr=2e-3,
+                   recurrent_lr=5e-4, length=2048, r_min=0.0))
     places = "listops", "lra_release/listops-1000", "lra_release/lra_release/listops-1000"
+    parts = LISTOPS_FILES
     read = staticmethod(read_listops)
-
-    @staticmethod
-    def files(place):
-        return [place / f"basic_{split}.tsv" for split in SPLITS]
 
     @staticmethod
     def decode(tokens):
@@ -344,19 +325,19 @@ class ListOps(Arena):
 
 
 class Text(Arena):
-    name, classes, vocabulary, end = "text", 2, 257, True
+    name, vocabulary, end = "text", 257, True
     paper_parameters, paper_accuracy = 1.43e6, 86.86
-    recipes = presets("text")
-    places = tuple(f"{where}{name}" for name in ("aclImdb", "aclImdb_v1.tar.gz", "aclImdb.tar.gz", "aclImdb.tar.xz")
+    recipes = dict(
+        tiny=dict(TINY, steps=600, warmup=100, lr=2e-3, dropout=0.1),
+        paper=dict(PAPER, layers=6, H=256, P=128, J=16, steps=78_200, warmup=4_000, lr=5e-4,
+                   recurrent_lr=1.25e-4, weight_decay=0.12, dropout=0.1, length=4096,
+                   gate="complex"))
+    places = tuple(f"{where}aclImdb{ending}" for ending in ("", "_v1.tar.gz", ".tar.gz", ".tar.xz")
                    for where in ("imdb/", ""))
-    published = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz", "imdb/aclImdb_v1.tar.gz", \
-        "7c2ac02c03563afcf9b574c7e56c153a"
+    parts = ".", "train/pos", "train/neg", "test/pos", "test/neg"
+    published = ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+                 "imdb/aclImdb_v1.tar.gz", "7c2ac02c03563afcf9b574c7e56c153a")
     read = staticmethod(read_text)
-
-    @staticmethod
-    def files(place):
-        folders = [place / split / kind for split in ("train", "test") for kind in ("pos", "neg")]
-        return [place, *folders] if place.is_dir() else [place]
 
     @staticmethod
     def decode(tokens):
@@ -364,32 +345,29 @@ class Text(Arena):
 
 
 class Retrieval(Arena):
-    name, classes, vocabulary, documents, end = "retrieval", 2, 257, 2, True
+    name, vocabulary, documents, end = "retrieval", 257, 2, True
     paper_parameters, paper_accuracy = 1.00e6, 87.90
-    recipes = presets("retrieval")
+    recipes = dict(
+        tiny=dict(TINY, steps=200, warmup=50, lr=2e-3, dropout=0.1, batch=16),
+        paper=dict(PAPER, layers=4, H=128, P=256, J=16, steps=100_000, warmup=10_000, lr=4e-3,
+                   weight_decay=0.01, dropout=0.1, batch=64, length=4000, gate="complex"))
     places = "retrieval", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data"
-    published = "https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra_release.gz", None
-    wanted = "tsv_data"                         # of LRA's release, which is 8 GB
+    parts = RETRIEVAL_FILES
+    published, wanted = RELEASE, "tsv_data"     # of LRA's release, which is 8 GB
     read, decode = staticmethod(read_retrieval), staticmethod(Text.decode)
-
-    @staticmethod
-    def files(place):
-        return [place / f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
 
 
 class Image(Arena):
-    name, classes, vocabulary = "image", 10, None
+    name, classes = "image", 10
     paper_parameters, paper_accuracy = 6.46e6, 72.56
-    recipes = presets("image")
-    places = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
-    published = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz", \
-        "c32a1d4ab5d03f1284b67883e8d87530"
+    recipes = dict(
+        tiny=dict(TINY, **PIXELS, steps=1300, warmup=100, lr=3e-3),
+        paper=dict(PAPER, **PIXELS, layers=7, H=512, P=256, J=2, steps=281_400, warmup=28_000,
+                   lr=4e-3, dropout=0.1))
+    places, parts = ("cifar-10-batches-bin", "cifar-10-binary.tar.gz"), CIFAR_FILES
+    published = ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                 "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
     read = staticmethod(read_image)
-
-    @staticmethod
-    def files(place):
-        names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
-        return [place / name for name in names] if place.is_dir() else [place]
 
     @staticmethod
     def decode(tokens):
@@ -397,63 +375,83 @@ class Image(Arena):
         return "\n".join("".join(ink[i:i + 32]) for i in range(0, 1024, 32))
 
 
-class Pathfinder(Image):
-    name, classes = "pathfinder", 2
+class Pathfinder(Arena):
+    name = "pathfinder"
     paper_parameters, paper_accuracy = 1.39e6, 72.86
-    recipes = presets("pathfinder")
-    wanted = "pathfinder32/curv_contour_length_14"
+    recipes = dict(
+        tiny=dict(TINY, **PIXELS, steps=150, warmup=50, lr=2e-3),
+        paper=dict(PAPER, **PIXELS, layers=6, H=256, P=128, J=16, steps=500_000, warmup=1_000,
+                   lr=4e-4, recurrent_lr=1e-4, weight_decay=0.10, dropout=0.1))
+    published, wanted = RELEASE, "pathfinder32/curv_contour_length_14"
     places = wanted, f"lra_release/{wanted}", f"lra_release/lra_release/{wanted}"
-    published = Retrieval.published
-    read = staticmethod(read_pathfinder)
+    read, decode = staticmethod(read_pathfinder), staticmethod(Image.decode)
 
     @staticmethod
     def files(place):
-        return sorted((place / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path.name))
+        """Lists in the order of their numbers: which rows test would else depend on how many."""
+        return sorted((place / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path))
 
 
 LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)}
 
 
-# ---------------------------------------------------------------------------------------------- 4. the command line
+# ------------------------------------------------------------------------------ 5. the command line
 
 def prepare(task, args):
     """Gets a task ready: generates, downloads or just reads, then writes the token arrays."""
-    folder, start = task.folder, time.perf_counter()
+    start = time.perf_counter()
     if task.name == "listops":
-        asked = args.rows is not None or args.seed is not None
-        if asked and task.sources(folder) and not args.force:
-            raise ValueError(f"{task.sources(folder)[0].parent} has rows already: --force replaces them, another --data "
-                             "leaves them alone")
-        if asked or args.force or not task.sources(folder):
-            for path in task.sources(folder):                   # a file renamed over another does not ask for its mode
-                if not path.stat().st_mode & 0o222:
-                    raise ValueError(f"{path} is write-protected and stays as it is, also with --force: choose another --data")
-            rows, seed = args.rows or (96_000, 2_000, 2_000), args.seed or 0
-            if min(rows) < 1 or args.workers < 1 or seed < 0:
-                raise ValueError("--rows and --workers must be at least 1, --seed at least 0")
-            print(f"generating {' + '.join(f'{n:,}' for n in rows)} rows, seed {seed}, {args.workers} workers")
-            generate_listops(folder / "listops", rows, seed, args.workers)
+        generate(task, args)
+    elif args.rows is not None or args.seed is not None or args.force:
+        raise ValueError("--rows, --seed and --force are for listops, which is generated; "
+                         f"{task.name} is read")
     else:
-        if args.rows is not None or args.seed is not None or args.force:
-            raise ValueError(f"--rows, --seed and --force are for listops, which is generated; {task.name} is read")
-        address, name, md5 = task.published
-        if not task.sources(folder):
-            if not (folder / name).exists():
-                download(address, folder / name, md5)
-            if hasattr(task, "wanted"):
-                unpack(folder / name, folder, task.wanted)
-        path = folder / name
-        if md5 and path in task.sources(folder) and hashlib.md5(path.read_bytes()).hexdigest() != md5:
-            raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to download it again")
-    for path in task.sources(folder):
+        fetch(task)
+    sources = task.sources(task.folder)
+    for path in sources:
         print(f"read     {path}")
-    home = folder / "prepared" / task.name
-    store(home, task, task.sources(folder))
-    data = load(task, folder)
-    print(f"written  {home}")
+    store(task.home, sources, task.read)
+    data = task.data
+    print(f"written  {task.home}")
     for split, (tokens, _, labels) in data.items():
         print(f"{split:8s} {len(labels):8,} rows {len(tokens):14,} tokens")
     print(f"{time.perf_counter() - start:.1f} seconds")
+
+
+def generate(task, args):
+    """ListOps' rows, unless there are some; never over what is write-protected."""
+    there = task.sources(task.folder)
+    asked = args.rows is not None or args.seed is not None
+    if asked and there and not args.force:
+        raise ValueError(f"{there[0].parent} has rows already: --force replaces them, another "
+                         "--data leaves them alone")
+    if there and not args.force:
+        return
+    for path in there:                          # renaming over a file does not ask for its mode
+        if not path.stat().st_mode & 0o222:
+            raise ValueError(f"{path} is write-protected and stays as it is, also with --force: "
+                             "choose another --data")
+    rows, seed = args.rows or (96_000, 2_000, 2_000), args.seed or 0
+    if min(rows) < 1 or args.workers < 1 or seed < 0:
+        raise ValueError("--rows and --workers must be at least 1, --seed at least 0")
+    print(f"generating {' + '.join(f'{n:,}' for n in rows)} rows, seed {seed}, "
+          f"{args.workers} workers")
+    generate_listops(task.folder / "listops", rows, seed, args.workers)
+
+
+def fetch(task):
+    """The published files, unless there are some; those that there are must be the published."""
+    address, name, md5 = task.published
+    path = task.folder / name
+    if not task.sources(task.folder):
+        if not path.exists():
+            download(address, path, md5)
+        if task.wanted:
+            unpack(path, task.folder, task.wanted)
+    if md5 and path in task.sources(task.folder):
+        if hashlib.md5(path.read_bytes()).hexdigest() != md5:
+            raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to "
+                             "download it again")
 
 
 def show(task, args):
@@ -465,7 +463,7 @@ def show(task, args):
         text = task.decode(data.tokens[data.offsets[i]:data.offsets[i + 1]].tolist())
         if task.vocabulary:
             text = text if len(text) < 600 else text[:600] + " …"
-            text = "\n".join(line for part in text.splitlines() for line in textwrap.wrap(part, 78))
+            text = "\n".join(textwrap.fill(part, 78) for part in text.splitlines() if part.strip())
         print(f"document {i}\n{text}\n")
     print(f"label    {data.labels[args.row]}")
     tokens, lengths, labels = next(task.stream(0, min(32, len(data.labels))))
@@ -475,27 +473,30 @@ def show(task, args):
     right = sum(np.bincount(data.labels[first == token]).max() for token in np.unique(first))
     print(f"guess    {100 * right / len(first):.1f}% of train are right by the first token alone")
     for split, (tokens, offsets, labels) in task.data.items():
-        n = np.diff(offsets)
-        print(f"{split:8s} {len(labels):,} rows; tokens {n.min():,} to {n.max():,}, median {int(np.median(n)):,}\n"
-              f"         labels {' '.join(map(str, np.bincount(labels, minlength=task.classes)))}")
+        n, counts = np.diff(offsets), np.bincount(labels, minlength=task.classes)
+        print(f"{split:8s} {len(labels):,} rows; tokens {n.min():,} to {n.max():,}, "
+              f"median {int(np.median(n)):,}\n         labels {' '.join(map(str, counts))}")
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="lra.py", description=__doc__.split("\n\n  listops ")[0],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="lra.py", description=__doc__.split("\n\n  listops ")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("command", choices=("prepare", "show"))
     add("task", help=", ".join(LRA))
     add("--data", help="data folder (default: GRIL_DATA, or data)")
-    add("--rows", type=int, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="of ListOps (default 96000 2000 2000)")
+    add("--rows", type=int, nargs=3, metavar=("TRAIN", "VAL", "TEST"),
+        help="of ListOps (default 96000 2000 2000)")
     add("--seed", type=int, help="of ListOps (default 0)")
-    add("--workers", type=int, default=os.cpu_count(), help="processes that generate ListOps (default: one a core)")
+    add("--workers", type=int, default=os.cpu_count(),
+        help="processes that generate ListOps (default: one a core)")
     add("--force", action="store_true", help="generate ListOps again over what is there")
     add("--row", type=int, default=0, help="which training example to show (default 0)")
     args = parser.parse_args(argv)
     try:
-        Task = known("task", args.task, LRA)
-        {"prepare": prepare, "show": show}[args.command](Task(args.data), args)
+        task = known("task", args.task, LRA)(args.data)
+        prepare(task, args) if args.command == "prepare" else show(task, args)
     except (ValueError, OSError) as error:
         sys.exit(f"lra.py: {error}")
 

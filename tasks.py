@@ -190,7 +190,7 @@ class InContext(Task):
         raise NotImplementedError
 
     def model(self, name="gril"):
-        others = [other for other in baselines.SIZES                        # of x_1, y_1, … alone
+        others = [other for other in baselines.offered("in_context")      # pairs, of x_1, y_1, … alone
                   if other != "linear_attention_pairs" or self.example(1).s.shape[1] == 2 * self.N + 1]
         known(f"model for {self.name}", name, dict.fromkeys([*self.models(), *others]))
         if name in others:
@@ -201,30 +201,26 @@ class InContext(Task):
             raise ValueError(f"--layers: {name} of {self.name} has one layer; multistep_regression "
                              "has several")
         model = self.own(name)
-        getattr(model, "linear", model).form = self.form
+        model.form = self.form
         return model
 
     def other(self, name):
         """Another sequence model on the very tokens that GRIL gets, read at the last position."""
         f = self.example(1).s.shape[2]
-        sizes = dict(baselines.SIZES[name]["default"])
+        sizes = dict(baselines.MODELS[name].in_context["default"])
         for size in ("layers", "width", "heads"):
             value = getattr(self, size)
             if size == "heads" and value and size not in sizes:
                 raise ValueError(f"--heads: {name} has no heads")
             sizes[size] = value or sizes.get(size)
         sizes = {size: value for size, value in sizes.items() if value}
-        if name == "linear_attention_pairs":
-            width = sizes.pop("width")
-            return baselines.Pairs(
-                baselines.make("linear_attention", 2 * f, self.outputs, width, **sizes))
         return baselines.make(name, f, self.outputs, sizes.pop("width"), **sizes)
 
     @classmethod
     def numbers(cls, recipe, model="gril"):
         """Another sequence model has rates and sizes of its own."""
         numbers = super().numbers(recipe)
-        if model not in baselines.SIZES:
+        if model not in baselines.offered("in_context"):
             return numbers
         changes = baselines.recipe(recipe, model, cls.name)
         if numbers["layers"] > 1:                               # the task's steps are its layers
@@ -299,8 +295,9 @@ class InContext(Task):
     def table(self, r):
         names = dict(gd=self.reference, constructed="constructed GRIL", zero="zero predictor")
         gd = r[f"{r['references'][0]}_loss"]
-        rows = [(f"trained {r['model']}", r["loss"]), ("closed form", r["optimal_loss"])]
-        rows += [(names.get(name, name), r[f"{name}_loss"]) for name in r["references"]]
+        rows = [(names.get(name, name), r[f"{name}_loss"]) for name in r["references"]]
+        rows.insert(1, ("  its closed form", r["optimal_loss"]))
+        rows.insert(0, (f"trained {r['model']}", r["loss"]))
         lines = [f"{f'loss on the same {self.tasks:,} fresh tasks':36s}{'':10s}"
                  f"{'÷ ' + self.reference:>20s}"]
         lines += [f"{name:36s}{loss:10.5f}{loss / (gd or math.nan):20.4f}"
@@ -662,36 +659,5 @@ def as_learner(learner):
 
 
 def recovered(model, N):
-    """The learned recurrence beside the construction, after removing the scale that Q, q and β share.
-
-    Each matrix is divided by its largest entry; the product of what was divided out is the gain, N β Q₂₁ q₃ = η.
-    """
-    if hasattr(model, "linear"):
-        return recovered(model.linear, N)
-    if isinstance(model, ScalarGRIL) and all(model.variant.values()):
-        # any invertible M turns (Ψ, Θ) into (M Ψ, M⁻ᵀ Θ) without changing a prediction: only ΨᵀΘ is determined
-        product = (model.Psi.mT @ model.Theta).detach()
-        eye = torch.eye(model.f)
-        aim = torch.zeros_like(product)
-        aim[:model.f, model.f:] = eye
-        scale = (product * aim).sum() / model.f
-        return dict(PsiTheta=product / scale, PsiTheta_distance=(product / scale - aim).abs().max().item(),
-                    A=model.A.detach(), A_distance=(model.A.detach() - 1).abs().mean().item(),
-                    gain=(N * model.beta.detach() * scale).item())
-    if not hasattr(model, "q") or len(model.q) != 3:
-        return {}
-    heads = model.Q.detach().reshape(-1, 3, 3)                                  # (layers · heads, 3, 3)
-    aims = torch.zeros_like(heads)
-    aims[0::2, 1, 0] = 1                                                        # e₂ e₁ᵀ, y xᵀ
-    aims[1::2, 0, 0] = 1                                                        # e₁ e₁ᵀ, x xᵀ
-    scales = torch.stack([Q.flatten()[Q.abs().argmax()] for Q in heads])
-    Q = heads / scales[:, None, None]
-    q_scale = model.q.detach()[model.q.abs().argmax()]
-    q, A = model.q.detach() / q_scale, model.A.detach()
-    gain = N * model.beta.detach().reshape(-1)
-    unused = 1 if getattr(model, "loops", 1) == 1 else None                     # layer 1's second head meets W₀ = 0
-    counts = torch.tensor([i != unused for i in range(len(heads))])
-    A_distance = (A - 1).abs().reshape(len(heads), -1).mean(1)[counts].mean()
-    return dict(Q=Q, Q_distance=(Q - aims)[counts].abs().max().item(), q=q,
-                q_distance=(q - torch.eye(3)[2]).abs().max().item(), A=A, A_distance=A_distance.item(),
-                gain=(gain * scales[::len(heads) // len(gain)] * q_scale).tolist())
+    """What a layer of gril.py has learned, beside the construction; nothing of any other model."""
+    return model.recovered(N) if hasattr(model, "recovered") else {}

@@ -1,12 +1,13 @@
 """The one training loop, and the command line for every task.
 
-    python train.py --task nd_regression                    a random GRIL becomes gradient descent
-    python train.py --task multistep_regression --layers 3
-    python train.py --task nd_regression --model no_window  an ablation
-    python train.py --task nd_regression --model mamba      another sequence model
-    python train.py --task nd_regression --recipe paper     the paper's rates, its 300,000 steps
-    python train.py --task nd_regression --dry-run          what a run would cost
-    torchrun --nproc_per_node 4 train.py --task …           four GPUs; --batch is of all together
+  python train.py --task nd_regression                  becomes gradient descent
+  python train.py --task multistep_regression --layers 3
+  python train.py --task nd_regression --model no_window  an ablation
+  python train.py --task nd_regression --model mamba    another sequence model
+  python train.py --task nd_regression --form loop      as Definition 4.2 reads
+  python train.py --task nd_regression --recipe paper   its 300,000 steps
+  python train.py --task nd_regression --dry-run        what a run would cost
+  torchrun --nproc_per_node 4 train.py --task …         four GPUs
 
 The loop knows nothing of regression: what it asks of a task is tasks.Task.
 
@@ -28,7 +29,6 @@ import sys
 import textwrap
 import time
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,25 +44,31 @@ from files.whole import write
 from lm import LM
 from lra import LRA
 from machine.cost import dry_run
-from machine.devices import agree, catch_signals, choose_device, seed_dropout
+from machine.devices import agree, catch_signals, prepare, processes, seed_dropout
 from machine.errors import known
 from machine.options import LOOP, flag
 from pictures.run import draw_run
 from tasks import TASKS as IN_CONTEXT
 
 TASKS = {**IN_CONTEXT, **LRA, **LM}
-DENSE = (1, 2, 5, 10, 20, 50)                                   # validations at a dense start
+DENSE = (1, 2, 5, 10, 20, 50)       # validations at a dense start
 
 
-# --------------------------------------------------------------------------------- the command line
+# -------------------------------------------------------------------------------- the command line
 
 def arguments(argv=None):
     """The words of a command. Its task is found first, then what that task takes is offered."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = sys.argv[1:] if argv is None else list(argv)
+    early = argparse.ArgumentParser(add_help=False)
+    early.add_argument("--task")
+    Task = TASKS.get(early.parse_known_args(argv)[0].task)
+
+    title, examples = __doc__.split("\n\n")[:2]
     parser = argparse.ArgumentParser(
-        usage="python train.py --task TASK [options]", description=__doc__.split("\n\n")[0],
-        epilog="examples:\n" + __doc__.split("\n\n")[1] + "\n\nNumbers not given are the recipe's; "
-               "a run prints them. With --task, --help also lists\nwhat that task takes.",
+        allow_abbrev=False, usage="python train.py --task TASK [options]",
+        description=title,
+        epilog=f"examples:\n{examples}\n\nNumbers not given are the recipe's; a run prints them. "
+               "--task TASK --help\nshows what that task takes, and the numbers of its recipe.",
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
             prog, max_help_position=28, width=80))
     add = parser.add_argument
@@ -77,7 +83,7 @@ def arguments(argv=None):
     add("--resume", action="store_true", help="go on from the last checkpoint in --out")
     add("--quiet", action="store_true", help="no progress bar, table or figure")
     add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile: minutes at first, "
-        "then faster (default: on CUDA, but for in-context tasks, which are over before it is done)")
+        "then faster (default: on CUDA, but for in-context tasks, which are over before that)")
     add("--test-every-validation", action="store_true", help="test at each validation, too, on all "
         "of the test set: the best score over the run, as the paper reports (Long Range Arena does "
         "it on --evaluate-rows rows unasked)")
@@ -85,34 +91,41 @@ def arguments(argv=None):
         "FLOPs, memory, days")
     add("--world", type=int, help="GPUs, for --dry-run (default 1)")
 
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--task")
-    Task = TASKS.get(early.parse_known_args(argv)[0].task)
-    groups = [("the training loop", LOOP)] + ([(Task.name, Task.options)] if Task else [])
-    for title, options in groups:
+    groups, values = {"the training loop": LOOP}, {}
+    if Task:
+        groups[Task.name] = Task.options
+        values = Task.numbers(next(iter(Task.recipes)))
+    for title, options in groups.items():
         group = parser.add_argument_group(f"numbers of {title}")
         for name, option in options.items():
-            how = dict(action=argparse.BooleanOptionalAction)
-            if option.type is not bool:
-                how = dict(type=option.type, metavar=option.type.__name__.upper())
-            group.add_argument(flag(name), help=option.help, **how)
-    args = parser.parse_args(argv) if Task else parser.parse_known_args(argv)[0]
-    names = [name for _, options in groups for name in options]
-    args.overrides = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    args.command = list(argv)
+            how = dict(type=option.type, metavar=option.type.__name__.upper())
+            if option.type is bool:
+                how = dict(action=argparse.BooleanOptionalAction)
+            value = f" ({values[name]})" if values.get(name) is not None else ""
+            group.add_argument(flag(name), help=option.help + value, **how)
+
+    args, args.unknown = parser.parse_known_args(argv)
+    typed = {name: getattr(args, name) for options in groups.values() for name in options}
+    args.overrides = {name: value for name, value in typed.items() if value is not None}
+    args.command = argv
     return args
 
 
 def numbers(args):
     """(task class, every number of its recipe) as the words say."""
     Task = known("task", args.task, TASKS)
+    if args.unknown:
+        word = args.unknown[0].split("=")[0]
+        others = ", ".join(name for name in TASKS if word in map(flag, TASKS[name].options))
+        raise ValueError(f"{word} is {f'for {others}' if others else 'unknown'}; {args.task} takes "
+                         f"{' '.join(map(flag, {**Task.options, **LOOP}))}")
     args.recipe = args.recipe or next(iter(Task.recipes))
     recipe = {**Task.numbers(args.recipe, args.model), **args.overrides}
     if (args.world or 0) < 0:
         raise ValueError(f"--world must be 0 or more, got {args.world}")
     if not 0 <= args.seed < 2 ** 32:
         raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
-    shares = (args.world or int(os.environ.get("WORLD_SIZE", 1))) * recipe["accumulate"]
+    shares = (args.world or processes()[1]) * recipe["accumulate"]
     if shares and recipe["batch"] % shares:
         raise ValueError(f"a batch of {recipe['batch']} is not divisible by {shares} "
                          "(processes × --accumulate)")
@@ -124,23 +137,23 @@ def check(args, task, recipe):
     if args.world:
         raise ValueError("--world is for --dry-run; a run has as many processes as torchrun "
                          "--nproc_per_node starts")
-    chosen = "keeps its last weights; no validation chooses any"
-    if args.test_every_validation and task.choose is None:
-        raise ValueError(f"--test-every-validation: {args.task} {chosen}")
+    for word, asked in (("--test-every-validation", args.test_every_validation),
+                        ("--patience", recipe["patience"])):
+        if asked and task.choose is None:
+            raise ValueError(f"{word}: {args.task} keeps its last weights; "
+                             "no validation chooses any")
     if args.test_every_validation and not getattr(task, "has_test", True):
         raise ValueError(f"--test-every-validation: {args.task} has no test tokens in {task.data}")
-    if recipe["patience"] and task.choose is None:
-        raise ValueError(f"--patience: {args.task} {chosen}")
 
 
-# ------------------------------------------------------------------------------------------ one run
+# ----------------------------------------------------------------------------------------- one run
 
 def train(args):
     """Train as the arguments say; the run's result, as in result.json."""
     Task, recipe = numbers(args)
     turns = [Task(data=args.data, **recipe) for _ in range(recipe["accumulate"])]
     if args.dry_run:
-        return dry_run(args, turns[0], recipe, args.world or int(os.environ.get("WORLD_SIZE", 1)))
+        return dry_run(args, turns[0], recipe, args.world or processes()[1])
     check(args, turns[0], recipe)
     run = setup(args, turns, recipe)
     loop(run)
@@ -148,47 +161,25 @@ def train(args):
 
 
 def setup(args, turns, recipe):
-    """Everything that a run has in hand: task, device, processes, model, optimiser, data, place."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    task = turns[0]                                             # each turn may carry a state of its own
+    """What a run has in hand: its task (once for each turn), machine, model, optimiser, data."""
+    rank, world = processes()
+    device, dtype, autocast = prepare(recipe, world)
     config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
                   test_every_validation=args.test_every_validation, **recipe)
 
-    # ---- device, processes
-    device = choose_device(recipe["device"])
-    dtype = recipe["dtype"]
-    if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" else "float32"
-    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    threads = recipe["threads"] or max(1, cores)
-    torch.set_num_threads(threads)
-    torch.set_default_dtype(torch.float64 if dtype == "float64" else torch.float32)
-    # "high" is TF32, also for the products inside a recurrence, which are summed up in float32
-    half = dtype == "bfloat16" and device.type == "cuda"
-    torch.set_float32_matmul_precision("high" if half else "highest")
-    autocast = nullcontext()
-    if dtype == "bfloat16":
-        autocast = torch.autocast(device.type, torch.bfloat16)
-    if world > 1:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=10))
-
     # ---- model, optimiser, data
     torch.manual_seed(args.seed)
-    model = task.model(args.model).to(device)
+    model = turns[0].model(args.model).to(device)
     folder = run_folder(args, config) if rank == 0 else args.out
     groups = parameter_groups(model, recipe)
     optimizer = torch.optim.AdamW(groups, lr=recipe["lr"], fused=device.type in ("cpu", "cuda"))
-    compiled = args.compile
-    if compiled is None:
-        compiled = device.type == "cuda" and task.compiles
-    objective = Objective(turns, model, compiled)
+    objective = Objective(turns, model, compiles(args.compile, device, turns[0]))
     if world > 1:
-        ids = [device] if device.type == "cuda" else None
-        objective = DistributedDataParallel(objective, device_ids=ids)
-    shares = world * len(turns)
-    streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], device,
-                           rank * len(turns) + i, shares) for i, turn in enumerate(turns)]
+        objective = DistributedDataParallel(
+            objective, device_ids=[device] if device.type == "cuda" else None)
+    first, shares = rank * len(turns), world * len(turns)       # of the batch
+    streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], device, first + i, shares)
+               for i, turn in enumerate(turns)]
 
     # ---- from the beginning, or from the last checkpoint
     step, seconds = 0, 0.0
@@ -200,10 +191,10 @@ def setup(args, turns, recipe):
         for stream in streams:
             stream.seek(state["stream"])
     run = SimpleNamespace(
-        args=args, task=task, recipe=recipe, config=config, rank=rank, world=world, device=device,
-        dtype=dtype, threads=threads, autocast=autocast, model=model, groups=groups,
-        optimizer=optimizer, objective=objective, streams=streams, shares=shares, folder=folder,
-        step=step, best=best, start=time.perf_counter() - seconds)
+        args=args, task=turns[0], recipe=recipe, config=config, rank=rank, world=world,
+        device=device, dtype=dtype, autocast=autocast, model=model, groups=groups,
+        optimizer=optimizer, objective=objective, streams=streams, first=first, shares=shares,
+        folder=folder, step=step, best=best, best_saved=0, start=time.perf_counter() - seconds)
     if rank == 0 and not args.quiet:
         print_facts(run)
     return run
@@ -211,12 +202,12 @@ def setup(args, turns, recipe):
 
 def print_facts(run):
     """Before the first step: what will be trained, where, and how."""
-    args, threads, world = run.args, run.threads, run.world
     values = ", ".join(f"{name}={value}" for name, value in run.recipe.items() if value is not None)
-    print(textwrap.fill(f"task      {args.task}, recipe {args.recipe}: {values}", 100,
+    print(textwrap.fill(f"task      {run.args.task}, recipe {run.args.recipe}: {values}", 100,
                         subsequent_indent=10 * " "))
-    print(f"device    {run.device}, {run.dtype}, {threads} {'threads' if threads > 1 else 'thread'}, "
-          f"{world} {'processes' if world > 1 else 'process'}, seed {args.seed}")
+    threads = torch.get_num_threads()
+    print(f"device    {run.device}, {run.dtype}, {threads} thread{'s' if threads > 1 else ''}, "
+          f"{run.world} process{'es' if run.world > 1 else ''}, seed {run.args.seed}")
     for group in run.groups:
         names = group["names"][:6] + (["…"] if len(group["names"]) > 6 else [])
         print(f"{group['name']:9s} {sum(p.numel() for p in group['params']):6,d} parameters, "
@@ -226,45 +217,33 @@ def print_facts(run):
 
 def loop(run):
     """Step, validate, save, until the steps are over, patience is, or a signal came."""
-    args, recipe, optimizer, streams = run.args, run.recipe, run.optimizer, run.streams
+    recipe, steps = run.recipe, run.recipe["steps"]
     parameters = [p for group in run.groups for p in group["params"]]
-    weight = torch.tensor(1 / len(streams), device=run.device)  # of a turn's loss
-    first = run.rank * len(streams)                             # of this process's shares of a batch
 
     def finished():
-        return run.step == recipe["steps"] or 0 < recipe["patience"] <= run.best["since"]
+        return run.step == steps or 0 < recipe["patience"] <= run.best["since"]
 
     rows, batches, stop = [], None, False
     with (catch_signals(run.rank) as signals,
-          tqdm(total=recipe["steps"], initial=run.step, disable=args.quiet or run.rank > 0,
-               unit="step", ncols=100) as bar):
+          tqdm(total=steps, initial=run.step, disable=run.args.quiet or run.rank > 0, unit="step",
+               ncols=100) as bar):
         while not (finished() or stop):
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * schedule(run.step, recipe["warmup"], recipe["steps"])
-            optimizer.zero_grad(set_to_none=True)
-            losses = []
-            for i, batch in enumerate(batches or map(next, streams)):
-                seed_dropout(run.device,
-                             (args.seed * 1_000_003 + run.step) * run.shares + first + i)
-                last = run.world == 1 or i == len(streams) - 1
-                with nullcontext() if last else run.objective.no_sync():
-                    with run.autocast:
-                        loss = run.objective(i, batch)
-                    loss.backward(weight)
-                losses.append(loss.detach())
+            for group in run.optimizer.param_groups:
+                group["lr"] = group["peak"] * schedule(run.step, recipe["warmup"], steps)
+            losses = backward(run, batches or map(next, run.streams))
             norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-            position = streams[0].position()
-            batches = [next(stream) for stream in streams]      # while a GPU still works
-            loss, length, stop = agree(losses, norm, signals, run.world)    # here alone the CPU waits
+            position = run.streams[0].position()
+            batches = [next(stream) for stream in run.streams]  # while a GPU still works
+            loss, length, stop = agree(losses, norm, signals, run.world)    # here the CPU waits
             if not math.isfinite(loss + length):
                 stop_at_nonfinite(run, loss, length, position)
             # not before: a norm that is no number would spread
             nn.utils.clip_grads_with_norm_(parameters, recipe["clip"] or math.inf, norm)
-            optimizer.step()
+            run.optimizer.step()
             run.step += 1
             bar.update()
             dense = run.task.dense_start and run.step in DENSE
-            if dense or run.step % recipe["evaluate_every"] == 0 or run.step == recipe["steps"]:
+            if dense or run.step % recipe["evaluate_every"] == 0 or run.step == steps:
                 rows.append(validation(run, loss))
                 shown = [name for name in ("loss", "gd_loss", run.task.choose) if name in rows[-1]]
                 bar.set_postfix_str(", ".join(f"{name} {rows[-1][name]:.4g}" for name in shown))
@@ -278,6 +257,22 @@ def loop(run):
     if signals or stop:
         say_how_to_go_on(run)
         sys.exit(128 + (signals or [signal.SIGTERM])[0])
+
+
+def backward(run, batches):
+    """Gradients of the mean loss over this process's turns; the turns' losses."""
+    run.optimizer.zero_grad(set_to_none=True)
+    losses, weight = [], torch.tensor(1 / len(run.streams), device=run.device)
+    for i, batch in enumerate(batches):
+        step = run.args.seed * 1_000_003 + run.step
+        seed_dropout(run.device, step * run.shares + run.first + i)
+        last = run.world == 1 or i == len(run.streams) - 1
+        with nullcontext() if last else run.objective.no_sync():
+            with run.autocast:
+                loss = run.objective(i, batch)
+            loss.backward(weight)
+        losses.append(loss.detach())
+    return losses
 
 
 def validation(run, loss):
@@ -294,12 +289,12 @@ def validation(run, loss):
 
 
 def better(run, scores):
-    """The best validation so far with its weights, and the best test score, which chooses nothing."""
+    """The best validation so far with its weights; the best test score, which chooses nothing."""
     best, choose, sign = run.best, run.task.choose, 1 if run.task.higher else -1
     if choose is None:                                          # the last weights are the run's
         return best
     score, test = scores[choose], scores.get(f"test_{choose}")
-    if run.world > 1:                                           # rank 0's, so that all stop together
+    if run.world > 1:                                           # rank 0's: all stop together
         shared = torch.tensor([score], dtype=torch.float64, device=run.device)
         dist.broadcast(shared, 0)
         score = shared.item()
@@ -317,7 +312,7 @@ def checkpoint(run, rows, position):
     if run.rank > 0:
         return
     write_metrics(run.folder / "metrics.csv", rows)
-    if run.best["step"] and run.best["step"] != getattr(run, "best_saved", None):
+    if run.best["step"] != run.best_saved:
         save(run.folder / "best.pt", run.best["weights"])
         run.best_saved = run.best["step"]
     state = dict(model=run.model.state_dict(), optimizer=run.optimizer.state_dict(), step=run.step,
@@ -328,29 +323,29 @@ def checkpoint(run, rows, position):
 
 def report(run):
     """Score the weights that validation chose, or the last; write and show the result."""
-    args, model, folder, best, choose = run.args, run.model, run.folder, run.best, run.task.choose
+    model, folder, best, choose = run.model, run.folder, run.best, run.task.choose
     if best["weights"] is not None:
         model.load_state_dict(best["weights"])
     model.eval()
     with run.autocast:
         result = dict(run.config, seconds=round(time.perf_counter() - run.start, 3),
-                      **run.task.report(model, 20_000 + args.seed))
+                      **run.task.report(model, 20_000 + run.args.seed))
     if best["weights"] is None:
         save(folder / "weights.pt", model.state_dict())
     else:
         result.update({"best_step": best["step"], f"validation_{choose}": best["score"]})
     if best["test"] is not None:
-        result[f"best_test_{choose}"] = best["test"]            # of all validations, as in the paper
+        result[f"best_test_{choose}"] = best["test"]            # of all validations: the paper's
     write(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
     (folder / "previous.pt").unlink(missing_ok=True)
-    if not args.quiet:
+    if not run.args.quiet:
         print("\n" + run.task.table(result))
         print(f"\nfigure    {draw_run(run.task, model, dict(result, folder=folder))}")
     return result
 
 
 def load(folder):
-    """(task, model, result) of a finished run."""
+    """(task, model, result) of a finished run; the model as for evaluation."""
     folder = Path(folder)
     result = json.loads((folder / "result.json").read_text())
     Task = TASKS[result["task"]]
@@ -358,13 +353,13 @@ def load(folder):
     model = task.model(result["model"])
     best = folder / "best.pt"
     model.load_state_dict(read(best if best.exists() else folder / "weights.pt"))
-    return task, model, result
+    return task, model.eval(), result
 
 
 # ------------------------------------------------------------------------------- parts of the loop
 
 class Objective(nn.Module):
-    """The loss as a module, whose call DistributedDataParallel takes hold of. Compiled, if it can be."""
+    """The loss as a module, whose call DistributedDataParallel takes hold of."""
 
     def __init__(self, turns, model, compile=False):
         super().__init__()
@@ -379,10 +374,17 @@ class Objective(nn.Module):
         try:
             return self.losses[turn](self.model, batch)
         except torch._dynamo.exc.TorchDynamoException as error:
-            reason = " ".join(str(error).split("\n\n")[0].split())  # beyond is advice for developers
+            reason = " ".join(str(error).split("\n\n")[0].split())  # then follow developers' hints
             print(f"torch.compile failed, going on without it: {reason}", file=sys.stderr)
             self.losses = [task.loss for task in self.turns]
             return self.losses[turn](self.model, batch)
+
+
+def compiles(asked, device, task):
+    """--compile, --no-compile, or on CUDA whatever takes longer than compiling does."""
+    if asked is None:
+        return device.type == "cuda" and task.compiles
+    return asked
 
 
 def parameter_groups(model, recipe):
@@ -406,14 +408,15 @@ def schedule(step, warmup, steps):
 
 
 def say_how_to_go_on(run):
+    if run.rank > 0:
+        return
     start = "python"
     if run.world > 1:
         start = f"torchrun --nproc_per_node {os.environ.get('LOCAL_WORLD_SIZE', run.world)}"
     words = [word for word in run.args.command if word not in ("--force", "--resume")]
     words += ([] if run.args.out else ["--out", str(run.folder)]) + ["--resume"]
-    if run.rank == 0:
-        print(f"stopped after step {run.step:,}; go on with\n  {start} train.py {shlex.join(words)}",
-              file=sys.stderr)
+    print(f"stopped after step {run.step:,}; go on with", file=sys.stderr)
+    print(f"  {start} train.py {shlex.join(words)}", file=sys.stderr)
 
 
 def stop_at_nonfinite(run, loss, norm, position):
@@ -430,8 +433,8 @@ def stop_at_nonfinite(run, loss, norm, position):
     if math.inf in (abs(loss), norm) and run.groups[0]["params"][0].dtype == torch.float32:
         wider = ", or --dtype float64: float32 ends at 3e38"
     raise FloatingPointError(
-        f"step {run.step}: the loss is {loss}, the gradient norm {norm}{where}. The batch is number "
-        f"{run.step} of seed {run.args.seed}{place}. The weights before this step are in "
+        f"step {run.step}: the loss is {loss}, the gradient norm {norm}{where}. The batch is "
+        f"number {run.step} of seed {run.args.seed}{place}. The weights before this step are in "
         f"{run.folder / 'weights.pt'}; a lower --lr or a --clip may help{wider}")
 
 

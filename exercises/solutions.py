@@ -4,7 +4,7 @@
 """
 import torch
 
-from exercises import Batch, MultistepGRIL, NdRegression, descent, heads
+from exercises import Batch, MultistepGRIL, NdRegression, descent
 from gril import construct_multistep
 from tasks import as_predictor, evaluate, tune
 
@@ -14,42 +14,44 @@ class AffineRegression(NdRegression):
 
     def sample(self, B, generator):
         x = super().sample(B, generator).x
-        x[..., -1] = 1                                                          # the feature that the offset multiplies
-        W = self.weight_scale * torch.randn(B, self.f, self.f, generator=generator, device=generator.device)
-        y = x @ W.mT                                                            # (B, N+1, f)
+        x[..., -1] = 1                                          # the feature that b multiplies
+        W = torch.randn(B, self.f, self.f, generator=generator, device=generator.device)
+        y = x @ (self.weight_scale * W).mT                      # (B, N+1, f)
         return Batch(x, y, self.tokens(x, y))
 
     def optimal(self):
-        n, variance, fourth = self.f - 1, self.scale ** 2 / 12, self.scale ** 4 / 80        # n features that vary
-        trace, squared, cubed = (n * variance ** power + 1 for power in (1, 2, 3))          # tr Σ, tr Σ², tr Σ³
-        itself = n * variance * (fourth + (n - 1) * variance ** 2 + variance) + trace       # tr Σ E[‖x‖² x xᵀ]
-        e = (itself + (self.N - 1) * cubed) / self.N                            # tr Σ E[S²]
+        n = self.f - 1                                          # features that vary
+        variance, fourth = self.scale ** 2 / 12, self.scale ** 4 / 80
+        trace, squared, cubed = (n * variance ** power + 1 for power in (1, 2, 3))  # tr Σ, Σ², Σ³
+        itself = n * variance * (fourth + (n - 1) * variance ** 2 + variance) + trace
+        e = (itself + (self.N - 1) * cubed) / self.N    # tr Σ E[S²]; itself: tr Σ E[‖x‖² x xᵀ]
         return squared / e, self.weight_scale ** 2 * 0.5 * (trace - squared ** 2 / e)
 
 
 class MomentumGRIL(MultistepGRIL):
     mu = 0.0
 
-    def walk(self, C, r, read):
-        o, b = 0, torch.zeros_like(r)                                           # left to read: W_l r + W_{l-1} b
+    def walk(self, C, r, form):
+        o, b = 0, torch.zeros_like(r)                           # left to read: W_l r + W_{l-1} b
         for l in reversed(list(range(len(self.Q))) * self.loops):
-            beta = self.beta[l][:, None] if r.ndim == 3 else self.beta[l][-1]
-            Zr, Zr_tilde = heads(self, C, r, read, l)                           # (B, [T,] f)
-            o, r, b = o + beta * Zr, (1 + self.mu) * r - beta * Zr_tilde + b, -self.mu * r
+            beta, (Zr, Zr_tilde) = self.beta[l][:, None], self.heads(C, r, l, form)
+            o = o + beta * Zr
+            r, b = (1 + self.mu) * r - beta * Zr_tilde + b, -self.mu * r
         return o
 
 
 class PreconditionedGRIL(MultistepGRIL):
     epsilon = 1e-12
 
-    def walk(self, C, r, read):
-        o, x, one = 0, C[..., 0], C.new_ones(1, 1, 1)                           # x (B, T, f)
-        V, K = x.square()[:, :, None, :, None], torch.ones_like(x[:, :, None, :1, None])
-        D = read(V, K, torch.ones_like(r[..., None, :1]), one)[..., 0, :] + self.epsilon    # (B, [T,] f), the third head
+    def walk(self, C, r, form):
+        values = C[:, :, None, :, :1].square()                  # x ⊙ x, (B, T, 1, f, 1)
+        ones, one = torch.ones_like(values[..., :1, :]), C.new_ones(1, 1)
+        D, _ = form(values, ones, ones, one, one[0], one)       # the third head, (B, T, 1, f)
+        o, D = 0, D[:, :, 0] + self.epsilon
         for l in reversed(list(range(len(self.Q))) * self.loops):
-            beta = self.beta[l][:, None] if r.ndim == 3 else self.beta[l][-1]
-            Zp, Zp_tilde = heads(self, C, r / D, read, l)
-            o, r = o + beta * Zp, r - beta * Zp_tilde
+            beta, (Zp, Zp_tilde) = self.beta[l][:, None], self.heads(C, r / D, l, form)
+            o = o + beta * Zp
+            r = r - beta * Zp_tilde
         return o
 
 
@@ -63,9 +65,10 @@ def main(steps=5):
         eta, *mu = tune(lambda eta, mu=0.0: descent(steps, eta, mu, precondition), numbers, task)
         layer = construct_multistep(layer(task.f, 1, loops=steps), eta, N)
         layer.mu = mu[0] if mu else 0.0
-        rows[f"{name}, η = {eta:.2f}" + "".join(f", μ = {m:.2f}" for m in mu)] = as_predictor(task, layer)
-    print(f"affine regression, f = {task.f}, N = {task.N}: a constructed layer looped {steps} times, its numbers tuned;\n"
-          f"loss on the same 10,000 fresh tasks")
+        label = f"{name}, η = {eta:.2f}" + "".join(f", μ = {m:.2f}" for m in mu)
+        rows[label] = as_predictor(task, layer)
+    print(f"affine regression, f = {task.f}, N = {task.N}: a constructed layer looped {steps} "
+          "times, its numbers tuned;\nloss on the same 10,000 fresh tasks")
     for name, score in evaluate(task, rows, 10_000, seed=0, sensitivities=1).items():
         print(f"  {name:45s}{score['loss']:8.4f}")
 

@@ -4,186 +4,152 @@
   2. readers      published files to rows: (split, label, document, …)
   3. arrays       rows to a preparation on disk, reopened by memory map
 
-A document is a string of tokens, each one byte: a ListOps symbol (1 to 15), a byte of text (1 to 255), a grey value.
+A document is a string of tokens, each one byte: a ListOps symbol (1 to 15), a byte of text (1 to
+255), a grey value. Every reader answers anything malformed with a ValueError that names the file
+and the row or byte, and takes bounded memory.
 
-Every reader answers anything malformed with a ValueError that names the file and the row or byte, and takes bounded
-memory. Nothing half-made ever has the name of something whole: files are written beside, then renamed.
-
-Which rows are for what never depends on a seed. Where this departs from LRA: every tenth training review of Text
-validates (LRA validates on its test reviews); of Pathfinder's rows every ninth validates and every tenth tests, which
-is its 80/10/10; without a test file, the validation file is the test set, and every tenth training row validates.
+Which rows are for what never depends on a seed. Where this departs from LRA: every tenth training
+review of Text validates (LRA validates on its test reviews); of Pathfinder's rows every ninth
+validates and every tenth tests, which is its 80/10/10; without a test file, the validation file is
+the test set, and every tenth training row validates.
 """
-import contextlib
 import hashlib
 import io
 import itertools
 import json
+import multiprocessing
 import os
+import random
 import re
-import shutil
+import signal
+import statistics
 import sys
 import tempfile
 import zlib
-from collections import deque
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.image import imread
 from tqdm import tqdm
 
 from files.downloads import archive
 
 SPLITS = "train", "val", "test"
-LONGEST = 4096                                  # bytes kept of a text: more no preset reads
+LISTOPS_FILES = tuple(f"basic_{split}.tsv" for split in SPLITS)
+RETRIEVAL_FILES = tuple(f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test"))
+LONGEST = 4096                      # bytes kept of a text: more no preset reads
+CIFAR_FILES = *(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
 
 
-# ------------------------------------------------------------------------------------------- 1. ListOps, generated
+# ---------------------------------------------------------------------------- 1. ListOps, generated
 
-OPERATORS = "[MIN", "[MAX", "[MED", "[SM"
+OPERATORS = {"[MIN": min, "[MAX": max, "[MED": lambda values: int(statistics.median(values)),
+             "[SM": lambda values: sum(values) % 10}
 SYMBOLS = *"0123456789", *OPERATORS, "]"
 LISTOPS = {symbol.encode(): i + 1 for i, symbol in enumerate(SYMBOLS)}          # 0 is padding
-DEPTH, ARGUMENTS, LENGTHS = 10, (2, 10), (500, 2000)                            # LRA's; a length lies strictly between
-PIECES = [*(f"{digit} )" for digit in range(10)), "] )", "] ) )",               # an argument is followed by ")", and an
-          *("( " * (k + 1) + op for op in OPERATORS for k in range(2, 11))]     # operator of k is preceded by k + 1 "("
+DIGITS = [(str(digit), 1, digit) for digit in range(10)]
 
 
-def listops_block(seed, block, trees=512):
-    """The rows, as lines of LRA's file, that `trees` random trees leave; only seed and block decide which.
+def expression(rng, depth=1):
+    """(text, tokens, value) of a random expression by LRA's rules.
 
-    All trees grow together, a level at a time: each argument is an operator with probability ¼, at depth 10 never. A
-    tree whose root is a digit is too short anyway, so every root is an operator. Then positions and values, by level.
+    An argument is an operator with probability ¼, at depth 10 never. So is the root in LRA; here it
+    always is an operator, since a digit alone is too short for a row.
     """
-    rng = np.random.default_rng([seed, block])
-    length, tree, levels = np.full(trees, 2), np.arange(trees), []
-    for depth in range(2, DEPTH + 1):
-        tree = tree[length[tree] < LENGTHS[1]]                                  # owner of each operator one level up
-        arity = rng.integers(ARGUMENTS[0], ARGUMENTS[1] + 1, len(tree))
-        child = np.repeat(tree, arity)                                          # owner of each argument
-        is_op = rng.random(len(child)) < (0.25 if depth < DEPTH else 0)
-        length += np.bincount(child, minlength=trees) + np.bincount(child[is_op], minlength=trees)
-        levels.append((tree, arity, child, is_op))
-        tree = child[is_op]
-    good = (length > LENGTHS[0]) & (length < LENGTHS[1])
-    levels = [(arity[good[tree]], is_op[good[child]]) for tree, arity, child, is_op in levels]
+    if depth > 1 and (depth == 10 or rng.random() >= 0.25):
+        return DIGITS[int(10 * rng.random())]
+    arguments = [expression(rng, depth + 1) for _ in range(rng.randint(2, 10))]
+    texts, tokens, values = zip(*arguments)
+    op = rng.choice(list(OPERATORS))
+    text = f"{'( ' * (len(texts) + 1)}{op} {' ) '.join(texts)} ) ] )"
+    return text, 2 + sum(tokens), OPERATORS[op](values)
 
-    size, value, below = None, None, []                                         # of a level's operators, leaves first
-    for arity, is_op in reversed(levels):
-        nodes, digits = np.ones(len(is_op), int), rng.integers(0, 10, len(is_op))
-        if size is not None:
-            nodes[is_op], digits[is_op] = size, value
-        first, parent = np.cumsum(arity) - arity, np.repeat(np.arange(len(arity)), arity)
-        op = rng.integers(0, 4, len(arity))
-        ordered = digits[np.lexsort((digits, parent))]
-        median = (ordered[first + (arity - 1) // 2] + ordered[first + arity // 2]) // 2
-        total = np.add.reduceat(digits, first) if len(first) else digits[:0]
-        value = np.choose(op, [ordered[first], ordered[first + arity - 1], median, total % 10])
-        size = 2 + (np.add.reduceat(nodes, first) if len(first) else nodes[:0])
-        below.append((arity, is_op, nodes, digits, first, parent, op))
 
-    start = np.cumsum(size) - size                                              # of each tree, then of each operator
-    code, at, ends = np.empty(size.sum(), np.int64), start, start + size - 1
-    code[ends] = 10
-    for arity, is_op, nodes, digits, first, parent, op in reversed(below):
-        code[at] = 12 + 9 * op + arity - 2
-        before = np.cumsum(nodes) - nodes
-        place = at[parent] + 1 + before - before[first][parent]                 # after the operator and elder siblings
-        code[place[~is_op]] = digits[~is_op]
-        at = place[is_op]
-        code[at + nodes[is_op] - 1] = 11
-    pieces = [PIECES[i] for i in code.tolist()]
-    return [f"{' '.join(pieces[a:b + 1])}\t{label}\r\n".encode() for a, b, label in zip(start, ends, value)]
+def listops_row(seed, i):
+    """Row i of a seed, as a line of LRA's file: the first expression of a length that LRA takes."""
+    rng, tokens = random.Random(f"{seed} {i}"), 0
+    while not 500 < tokens < 2000:
+        text, tokens, value = expression(rng)
+    return f"{text}\t{value}\r\n".encode()
 
 
 def listops_lines(total, seed=0, workers=1):
-    """`total` different rows. Blocks are taken in order, so the number of workers changes nothing but the time."""
-    def blocks():
-        if workers <= 1:
-            yield from (listops_block(seed, i) for i in itertools.count())
-        with ProcessPoolExecutor(workers) as pool:
-            waiting = deque(pool.submit(listops_block, seed, i) for i in range(3 * workers))
-            try:
-                for i in itertools.count(3 * workers):
-                    yield waiting.popleft().result()
-                    waiting.append(pool.submit(listops_block, seed, i))
-            finally:
-                pool.shutdown(cancel_futures=True)
-    seen = set()
-    with contextlib.closing(blocks()) as source:
-        for line in itertools.chain.from_iterable(source):
-            if len(seen) == total:
-                return
-            digest = hashlib.blake2b(line, digest_size=16).digest()
-            if digest not in seen:
-                seen.add(digest)
-                yield line
+    """`total` different rows, each drawn by itself: workers change nothing but the time."""
+    row, first, seen = partial(listops_row, seed), 0, set()
+    ignore = (signal.signal, (signal.SIGINT, signal.SIG_IGN))   # Ctrl-C is for the parent alone
+    with multiprocessing.Pool(workers, *ignore) if workers > 1 else nullcontext() as pool:
+        while len(seen) < total:                                # once more, if a row came twice
+            numbers = range(first, first + total - len(seen))
+            for line in pool.imap(row, numbers, chunksize=50) if pool else map(row, numbers):
+                digest = hashlib.blake2b(line, digest_size=16).digest()
+                if digest not in seen:
+                    seen.add(digest)
+                    yield line
+            first = numbers.stop
 
 
 def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
     """basic_{train,val,test}.tsv in LRA's layout; all three appear, whole, or none."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = listops_lines(sum(rows), seed, workers)
-    with (tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part,
-          tqdm(total=sum(rows), unit="row", ncols=80) as bar):
-        for split, n in zip(SPLITS, rows):
-            with open(f"{part}/{split}", "wb") as file:
+    lines = iter(tqdm(lines, total=sum(rows), unit="row", ncols=80))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
+        for name, n in zip(LISTOPS_FILES, rows):
+            with open(f"{part}/{name}", "wb") as file:
                 file.write(b"Source\tTarget\r\n")
-                for line in itertools.islice(lines, n):
-                    file.write(line)
-                    bar.update()
-        lines.close()
-        for split in reversed(SPLITS):                                          # train last: it is what is looked for
-            os.replace(f"{part}/{split}", folder / f"basic_{split}.tsv")
+                file.writelines(itertools.islice(lines, n))
+        for name in reversed(LISTOPS_FILES):                    # train last: it is looked for
+            os.replace(f"{part}/{name}", folder / name)
 
 
-# ------------------------------------------------------------------------------------------------------ 2. readers
-# Each yields rows (split, label, document, …) and answers anything malformed with a ValueError that names the file.
+# --------------------------------------------------------------------------------------- 2. readers
+# Each yields rows (split, label, document, …).
 
-def table_rows(path, columns, header=None, longest=1 << 26):
-    """(row number, columns) of a tab-separated file without quoting; a line end may be CRLF."""
-    with open(path, "rb") as file:
-        for row in itertools.count(1):
-            line = file.readline(longest)
-            if not line:
-                return
-            if not line.endswith(b"\n"):
-                raise ValueError(f"{path}, row {row}: no line end after {len(line):,} bytes; the file is cut off")
-            cells = line.rstrip(b"\r\n").split(b"\t")
-            if len(cells) != columns:
-                raise ValueError(f"{path}, row {row}: {len(cells)} columns, where there should be {columns}")
-            if row == 1 and header:
-                if cells != header:
-                    raise ValueError(f"{path}, row 1: the header is not {' '.join(h.decode() for h in header)}")
-                continue
-            yield row, cells
-
-
-def split_files(sources, names):
-    """(path, split of its i-th row) for the train, validation and test files that exist; the module says the rule."""
-    files = {split: path for split, name in zip(SPLITS, names) for path in sources if path.name == name}
+def table_rows(sources, names, columns, header=None):
+    """(split, file and row, columns) of train, validation and test tables, tabs without quotes."""
+    files = {split: path for split, name in zip(SPLITS, names)
+             for path in sources if path.name == name}
     if "test" not in files and "val" in files:
-        print(f"no {names[2]}: {names[1]} is the test set, every tenth row of {names[0]} validates", file=sys.stderr)
+        print(f"no {names[2]}: {names[1]} is the test set, every tenth row of {names[0]} validates",
+              file=sys.stderr)
         files["test"] = files.pop("val")
     for split, name in (("train", names[0]), ("test", names[2])):
         if split not in files:
-            raise ValueError(f"{sources[0].parent / name} is missing beside {', '.join(path.name for path in sources)}. In "
-                             "an empty data folder, python lra.py prepare TASK makes or downloads all of them")
-    tenth = "train" if "val" in files else "val"
+            there = ", ".join(path.name for path in sources)
+            raise ValueError(f"{sources[0].parent / name} is missing beside {there}. In an empty "
+                             "data folder, python lra.py prepare TASK makes or downloads them all")
+    first = 2 if header else 1
     for split, path in files.items():
-        yield path, lambda i, split=split: tenth if split == "train" and i % 10 == 9 else split
+        tenth = "val" if split == "train" and "val" not in files else split
+        with open(path, "rb") as file:
+            for row, line in enumerate(iter(partial(file.readline, 1 << 26), b""), 1):
+                where = f"{path}, row {row}"
+                if not line.endswith(b"\n"):
+                    raise ValueError(f"{where}: no line end after {len(line):,} bytes; "
+                                     "the file is cut off")
+                cells = line.rstrip(b"\r\n").split(b"\t")
+                if len(cells) != columns:
+                    raise ValueError(f"{where}: {len(cells)} columns, "
+                                     f"where there should be {columns}")
+                if row >= first:
+                    yield tenth if (row - first) % 10 == 9 else split, where, cells
+                elif cells != header:
+                    raise ValueError(f"{where}: the header is not {b' '.join(header).decode()}")
 
 
 def read_listops(sources):
-    for path, split in split_files(sources, [f"basic_{s}.tsv" for s in SPLITS]):
-        for i, (row, (source, target)) in enumerate(table_rows(path, 2, [b"Source", b"Target"])):
-            symbols = source.translate(None, b"()").split()
-            try:
-                tokens = bytes([LISTOPS[symbol] for symbol in symbols])
-            except KeyError as error:
-                raise ValueError(f"{path}, row {row}: unknown token {error.args[0][:20]!r}") from None
-            if not tokens or not 1 <= LISTOPS.get(target, 0) <= 10:
-                raise ValueError(f"{path}, row {row}: no expression, or the target {target[:20]!r} is no digit")
-            yield split(i), LISTOPS[target] - 1, tokens
+    rows = table_rows(sources, LISTOPS_FILES, 2, header=[b"Source", b"Target"])
+    for split, where, (source, target) in rows:
+        try:
+            tokens = bytes([LISTOPS[symbol] for symbol in source.translate(None, b"()").split()])
+        except KeyError as error:
+            raise ValueError(f"{where}: unknown token {error.args[0][:20]!r}") from None
+        if not tokens or not 1 <= LISTOPS.get(target, 0) <= 10:
+            raise ValueError(f"{where}: no expression, or the target {target[:20]!r} is no digit")
+        yield split, LISTOPS[target] - 1, tokens
 
 
 def byte_document(text, where):
@@ -193,102 +159,112 @@ def byte_document(text, where):
 
 
 def read_text(sources):
-    """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, from the folder or straight from the archive."""
+    """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, in a folder or straight from the archive."""
     source, rows = sources[0], {}
     name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
     if source.is_dir():
         for path in (path for folder in sources[1:] for path in folder.glob("*.txt")):
-            if not path.is_file() or path.stat().st_size > 1 << 24:             # a pipe would never end
-                raise ValueError(f"{path}: no file, or one of more than {1 << 24:,} bytes: no review")
+            if not path.is_file() or path.stat().st_size > 1 << 24:         # a pipe would never end
+                raise ValueError(f"{path}: no file, or one of more than {1 << 24:,} bytes: "
+                                 "no review")
             rows[name.fullmatch(path.as_posix()).groups()] = path.read_bytes()
     else:
-        rows = {match.groups(): text for member, text in archive(source) if (match := name.fullmatch(member))}
+        rows = {match.groups(): text for member, text in archive(source)
+                if (match := name.fullmatch(member))}
     for i, ((part, kind, file), text) in enumerate(sorted(rows.items())):
         split = "val" if part == "train" and i % 10 == 9 else part
         yield split, int(kind == "pos"), byte_document(text, f"{source}, {part}/{kind}/{file}")
 
 
 def read_retrieval(sources):
-    for path, split in split_files(sources, [f"new_aan_pairs.{s}.tsv" for s in ("train", "eval", "test")]):
-        for i, (row, (label, _, _, *texts)) in enumerate(table_rows(path, 5)):
-            if label not in (b"0", b"1", b"0.0", b"1.0"):
-                raise ValueError(f"{path}, row {row}: the label {label[:20]!r} is neither 0 nor 1")
-            yield split(i), int(label[:1]), *(byte_document(text, f"{path}, row {row}") for text in texts)
+    for split, where, (label, _, _, *texts) in table_rows(sources, RETRIEVAL_FILES, 5):
+        if label not in (b"0", b"1", b"0.0", b"1.0"):
+            raise ValueError(f"{where}: the label {label[:20]!r} is neither 0 nor 1")
+        yield split, int(label[:1]), *(byte_document(text, where) for text in texts)
 
 
 def read_image(sources):
-    """Records of a label and red, green and blue planes, to luma; the last tenth of the training batches validates."""
-    if sources[0].suffix == ".bin":
-        files = {path.name: path.read_bytes() for path in sources if size_check(path, path.stat().st_size)}
+    """CIFAR-10's training batches, whose last tenth validates, then its test batch."""
+    source = sources[0]
+    if source.suffix == ".bin":
+        for path in sources:
+            check_size(path, path.stat().st_size)               # before it takes the memory
+        files = {path.name: (path, path.read_bytes()) for path in sources}
     else:
-        files = {Path(member).name: data for member, data in archive(sources[0]) if member.endswith(".bin")}
-    train = [f"data_batch_{i}.bin" for i in range(1, 6) if f"data_batch_{i}.bin" in files]
-    if not train or "test_batch.bin" not in files:
-        raise ValueError(f"{sources[0]}: data_batch_1.bin … data_batch_5.bin and test_batch.bin should be there, "
-                         f"found {', '.join(files) or 'none'}")
-    rows = {"train": [], "test": []}
-    for file in (*train, "test_batch.bin"):
-        where = sources[0].with_name(file) if sources[0].suffix == ".bin" else f"{sources[0]}, {file}"
-        size_check(where, len(files[file]))
-        records = np.frombuffer(files[file], np.uint8).reshape(-1, 3073)
-        if (bad := np.flatnonzero(records[:, 0] > 9)).size:
-            raise ValueError(f"{where}: byte {3073 * bad[0]:,} should be a label, it is {records[bad[0], 0]}")
-        red, green, blue = np.moveaxis(records[:, 1:].reshape(-1, 3, 1024).astype(np.uint32), 1, 0)
-        luma = ((299 * red + 587 * green + 114 * blue + 500) // 1000).astype(np.uint8)
-        rows["test" if file == "test_batch.bin" else "train"] += zip(records[:, 0].tolist(), luma)
-    first_val = len(rows["train"]) - len(rows["train"]) // 10
-    for part, split_rows in rows.items():
-        for i, (label, pixels) in enumerate(split_rows):
-            yield "val" if part == "train" and i >= first_val else part, label, pixels.tobytes()
+        files = {Path(member).name: (f"{source}, {Path(member).name}", data)
+                 for member, data in archive(source) if member.endswith(".bin")}
+    batches = [name for name in CIFAR_FILES if name in files]
+    if len(batches) < 2 or batches[-1] != CIFAR_FILES[-1]:
+        raise ValueError(f"{source}: data_batch_1.bin … data_batch_5.bin and test_batch.bin should "
+                         f"be there, found {', '.join(files) or 'none'}")
+    n = sum(len(files[name][1]) for name in batches[:-1]) // 3073
+    splits = ["train"] * (n - n // 10) + ["val"] * (n // 10)
+    rows = (row for name in batches for row in image_rows(*files[name]))
+    for split, (label, pixels) in zip(itertools.chain(splits, itertools.repeat("test")), rows):
+        yield split, label, pixels.tobytes()
 
 
-def size_check(where, size):
+def image_rows(where, data):
+    """(label, grey values) of records of a label and red, green and blue planes."""
+    check_size(where, len(data))
+    records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
+    labels = records[:, 0]
+    if (bad := np.flatnonzero(labels > 9)).size:
+        raise ValueError(f"{where}: byte {3073 * bad[0]:,} should be a label, "
+                         f"it is {labels[bad[0]]}")
+    red, green, blue = records[:, 1:].reshape(-1, 3, 1024).swapaxes(0, 1).astype(np.uint32)
+    luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
+    return zip(labels.tolist(), luma.astype(np.uint8))
+
+
+def check_size(where, size):
     if size % 3073 or not 0 < size <= 3073 * 100_000:
-        raise ValueError(f"{where}: {size:,} bytes are no whole number of records of 3,073 (a label, 3 × 1,024 pixels)")
-    return True
+        raise ValueError(f"{where}: {size:,} bytes are no whole number of records of 3,073 "
+                         "(a label, 3 × 1,024 pixels)")
+
+
+LINE = re.compile(rb"\s*(imgs/\d+)\s+(sample_\d+\.png)\s+\S+\s+([01])(\s.*)?")
 
 
 def read_pathfinder(sources):
-    """metadata/D.npy, which despite its name is text: a line an image, with folder, file, number and label first."""
-    for i, (label, png) in enumerate(pair for path in sources for pair in pathfinder_lines(path)):
-        yield {8: "val", 9: "test"}.get(i % 10, "train"), label, png_pixels(png)
-
-
-def pathfinder_lines(path):
-    if path.stat().st_size > 1 << 26:
-        raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no list of images")
-    for row, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        cells = line.split()
-        if cells and (len(cells) < 4 or not re.fullmatch(rb"imgs/\d+", cells[0]) or cells[3] not in (b"0", b"1")
-                      or not re.fullmatch(rb"sample_\d+\.png", cells[1])):
-            raise ValueError(f"{path}, row {row}: not \"imgs/D sample_N.png N LABEL …\": {line[:60]!r}")
-        if cells:
-            yield int(cells[3]), path.parent.parent / cells[0].decode() / cells[1].decode()
+    """metadata/D.npy, despite its name, is text: a line a picture, with its file and its label."""
+    rows = itertools.count()
+    for path in sources:
+        if path.stat().st_size > 1 << 26:
+            raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no list of images")
+        for row, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            if match := LINE.fullmatch(line):
+                split = {8: "val", 9: "test"}.get(next(rows) % 10, "train")
+                picture = path.parent.parent / match[1].decode() / match[2].decode()
+                yield split, int(match[3]), png_pixels(picture)
+            elif line.strip():
+                raise ValueError(f"{path}, row {row}: not \"imgs/D sample_N.png N LABEL …\": "
+                                 f"{line[:60]!r}")
 
 
 def png_pixels(path):
-    """32 × 32 grey values. The size is read first, so that no picture makes the decoder take more memory than that."""
-    from matplotlib.image import imread                                         # here: it takes a second to import
+    """32 × 32 grey values. The size is read first: the decoder takes no more memory than that."""
     try:
         with open(path, "rb") as file:
             data = file.read(1 << 20)
-        if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:24] != b"IHDR" + (32).to_bytes(4, "big") * 2:
+        size = (32).to_bytes(4, "big")
+        if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:24] != b"IHDR" + size + size:
             raise ValueError("it does not begin as a PNG of 32 × 32 pixels")
-        pixels = imread(io.BytesIO(data), format="png")                         # in [0, 1]
+        pixels = imread(io.BytesIO(data), format="png")         # in [0, 1]
         pixels = pixels if pixels.ndim == 2 else pixels[..., :3].mean(-1)
         if pixels.shape != (32, 32):
             raise ValueError(f"it decodes to {pixels.shape}")
         return np.rint(255 * pixels).astype(np.uint8).tobytes()
     except FileNotFoundError:
         raise ValueError(f"{path}: in the list of images, but not there") from None
-    except Exception as error:                                                  # a decoder has exceptions of its own
+    except Exception as error:                          # a decoder has exceptions of its own
         raise ValueError(f"{path}: no picture ({type(error).__name__}: {error})") from None
 
 
-# --------------------------------------------------------------------------------------------- 3. arrays on disk
+# -------------------------------------------------------------------------------- 3. arrays on disk
 
 class Split(NamedTuple):
-    """Document i is tokens[offsets[i]:offsets[i+1]]; row i has label i and the task's one or two documents."""
+    """Document i is tokens[offsets[i]:offsets[i+1]]; a row has a label and one document or two."""
     tokens: np.ndarray              # uint8, all documents one after the other
     offsets: np.ndarray             # int64, (documents + 1)
     labels: np.ndarray              # uint8, (rows)
@@ -306,30 +282,26 @@ def collect(rows, sources):
     if empty := [split for split, (tokens, _, _) in parts.items() if not tokens]:
         raise ValueError(f"{sources[0].parent}: no rows for {' and '.join(empty)} in "
                          f"{', '.join(path.name for path in sources)}")
-    return {split: Split(np.frombuffer(tokens, np.uint8), np.array(offsets), np.frombuffer(labels, np.uint8))
+    return {split: Split(np.frombuffer(tokens, np.uint8), np.array(offsets),
+                         np.frombuffer(labels, np.uint8))
             for split, (tokens, offsets, labels) in parts.items()}
 
 
-def load(task, folder):
-    """The task's splits: its preparation by memory map if there is one of these very files, else read into memory."""
-    home, sources = folder / "prepared" / task.name, task.sources(folder)
-    try:
-        return reopen(home, task, sources)
-    except FileNotFoundError:
-        pass
-    except ValueError as error:
-        if not sources:
-            raise
-        print(f"{error}; reading {sources[0].parent} instead", file=sys.stderr)
-    if not sources:
-        raise ValueError(f"{task.name}: no data. Looked for {', '.join(str(folder / place) for place in task.places)}. "
-                         + f"This gets it:\n  python lra.py prepare {task.name} --data {folder}"
-                         * (hasattr(task, "published") or task.name == "listops"))
-    return collect(task.read(sources), sources)
+def load(home, sources, read, **checks):
+    """The splits: of the preparation in `home`, if it is of these very sources, else of them."""
+    if (home / "index.json").exists():
+        try:
+            return reopen(home, sources, **checks)
+        except ValueError as error:
+            if not sources:
+                raise
+            print(f"{error}; reading {sources[0].parent} instead", file=sys.stderr)
+    return collect(read(sources), sources)
 
 
 def stamp(sources):
-    return {"/".join(path.parts[-3:]): [path.stat().st_size, path.stat().st_mtime_ns] for path in sources}
+    return {"/".join(path.parts[-3:]): [path.stat().st_size, path.stat().st_mtime_ns]
+            for path in sources}
 
 
 def checksum(path):
@@ -340,29 +312,26 @@ def checksum(path):
     return [path.stat().st_size, total]
 
 
-def store(home, task, sources):
-    """Read the sources and write arrays and index.json into a folder beside, which takes the name when it is whole."""
-    before, data = stamp(sources), collect(task.read(sources), sources)
+def store(home, sources, read):
+    """What the sources hold as arrays and index.json; the folder is `home` when it is whole."""
+    before, data = stamp(sources), collect(read(sources), sources)
     home.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=home.parent, prefix=f".{home.name}-"))
-    try:
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".part-") as part:
+        new = Path(part) / home.name
+        new.mkdir()
         for split, arrays in data.items():
             for name, array in arrays._asdict().items():
-                np.save(part / f"{split}_{name}.npy", array)
-        index = dict(sources=before, rows={split: len(arrays.labels) for split, arrays in data.items()},
-                     files={path.name: checksum(path) for path in sorted(part.iterdir())})
-        (part / "index.json").write_text(json.dumps(index, indent=1) + "\n")
-        part.chmod(0o755)
+                np.save(new / f"{split}_{name}.npy", array)
+        index = dict(sources=before, rows={split: len(data[split].labels) for split in SPLITS},
+                     files={path.name: checksum(path) for path in sorted(new.iterdir())})
+        (new / "index.json").write_text(json.dumps(index, indent=1) + "\n")
         if home.exists():
-            home.rename(part / "old")                                           # goes with what is left of part
-        part.rename(home)
-        shutil.rmtree(home / "old", ignore_errors=True)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+            home.rename(Path(part) / "old")
+        new.rename(home)
 
 
-def reopen(home, task, sources):
-    """The preparation in a folder by memory map; a ValueError where it is damaged, or made from other files."""
+def reopen(home, sources, documents, classes, vocabulary):
+    """The preparation by memory map; a ValueError where it is damaged, or made from other files."""
     with open(home / "index.json", "rb") as file:
         text = file.read(1 << 24)
     try:
@@ -374,25 +343,25 @@ def reopen(home, task, sources):
         raise ValueError(f"{home} was made from other files than {sources[0].parent} has now")
     data = {}
     for split in SPLITS:
-        arrays = []
-        for name in Split._fields:
-            path = home / f"{split}_{name}.npy"
-            if not path.exists() or checksum(path) != files.get(path.name):
-                raise ValueError(f"{path} is not as it was written")
-            try:
-                arrays.append(np.lib.format.open_memmap(path, "r"))             # which takes no pickles
-            except Exception as error:                                          # a sum says who wrote it, not what
-                raise ValueError(f"{path}: no array ({type(error).__name__}: {error})") from None
+        paths = [home / f"{split}_{name}.npy" for name in Split._fields]
+        arrays = [open_array(path, files) for path in paths]
         tokens, offsets, labels = data[split] = Split(arrays[0], *map(np.asarray, arrays[1:]))
-        if not ([(x.dtype, x.ndim) for x in arrays] == [(np.uint8, 1), (np.int64, 1), (np.uint8, 1)] and labels.size
-                and len(offsets) == task.documents * len(labels) + 1 and labels.max() < task.classes
-                and offsets[0] == 0 and (np.diff(offsets) >= 0).all() and offsets[-1] == len(tokens) > 0
-                and (not task.vocabulary or 0 < tokens.min() <= tokens.max() < task.vocabulary)):
-            raise ValueError(f"{home}: {', '.join(f'{split}_{name}.npy' for name in Split._fields)} are no preparation of "
-                             f"{task.name}")
+        kinds = [(array.dtype, array.ndim) for array in arrays]
+        if not (kinds == [(np.uint8, 1), (np.int64, 1), (np.uint8, 1)]
+                and labels.size and labels.max() < classes
+                and len(offsets) == documents * len(labels) + 1
+                and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+                and offsets[-1] == len(tokens) > 0
+                and (not vocabulary or 0 < tokens.min() <= tokens.max() < vocabulary)):
+            raise ValueError(f"{home}: {', '.join(path.name for path in paths)} are no preparation "
+                             f"of {home.name}")
     return data
 
 
-# ---------------------------------------------------------------------------------------------------- 4. downloads
-
-
+def open_array(path, files):
+    if not path.exists() or checksum(path) != files.get(path.name):
+        raise ValueError(f"{path} is not as it was written")
+    try:
+        return np.lib.format.open_memmap(path, "r")             # which takes no pickles
+    except Exception as error:                                  # a sum says who wrote it, not what
+        raise ValueError(f"{path}: no array ({type(error).__name__}: {error})") from None

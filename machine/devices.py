@@ -2,22 +2,50 @@
 import os
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 
 def choose_device(name):
-    for kind, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
+    backends = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available())
+    for kind, there in backends.items():
         if name == kind and not there:
-            raise ValueError(f"--device {kind}: this machine (or this build of torch) has no {kind.upper()} device")
+            raise ValueError(f"--device {kind}: this machine (or this build of torch) has no "
+                             f"{kind.upper()} device")
         if name in ("auto", kind) and there:
             device = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
             if kind == "cuda":
                 torch.cuda.set_device(device)
             return device
     return torch.device("cpu")
+
+
+def processes():
+    """(rank, world): which of how many processes this is, as torchrun says."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def prepare(recipe, world):
+    """(device, name of the dtype, autocast) for a run, with torch set to them; processes joined."""
+    device, dtype = choose_device(recipe["device"]), recipe["dtype"]
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    torch.set_num_threads(recipe["threads"] or max(1, cores))
+    torch.set_default_dtype(torch.float64 if dtype == "float64" else torch.float32)
+    # "high" is TF32, also for the products inside a recurrence, which are summed up in float32
+    half = dtype == "bfloat16" and device.type == "cuda"
+    torch.set_float32_matmul_precision("high" if half else "highest")
+    autocast = nullcontext()
+    if dtype == "bfloat16":
+        autocast = torch.autocast(device.type, torch.bfloat16)
+    if world > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(minutes=10))
+    return device, dtype, autocast
 
 
 def on(device, *arrays):
@@ -41,13 +69,13 @@ def summed(sums):
 
 
 def seed_dropout(device, seed):
-    """The device's own generator only: torch.manual_seed visits them all, which takes longer than an in-context step."""
+    """The device's own generator: torch.manual_seed visits them all, longer than a small step."""
     generators = {"cuda": torch.cuda, "mps": torch.mps}
     generators.get(device.type, torch.default_generator).manual_seed(seed % 2 ** 63)
 
 
 def agree(losses, norm, signals, world):
-    """Loss and gradient norm over all processes, and whether one of them was told to stop: one small tensor a step."""
+    """(loss, gradient norm, shall we stop?) of all processes: one small tensor a step."""
     values = torch.stack([*losses, norm])
     if world > 1:
         values = torch.cat([values, values.new_tensor([float(bool(signals))])])
@@ -60,17 +88,19 @@ def agree(losses, norm, signals, world):
 
 @contextmanager
 def catch_signals(rank):
-    """The first SIGTERM or Ctrl-C is noted, for the loop to stop after its step; the second one acts at once."""
+    """The first SIGTERM or Ctrl-C is noted, for the loop to stop; the second one acts at once."""
     caught, before = [], {}
 
     def note(number, frame):
         caught.append(number)
         for number in before:
             signal.signal(number, signal.SIG_DFL)
-        if rank == 0:
-            os.write(2, b"\nstopping after this step; once more to leave at once\n")      # print may be busy already
-    if threading.current_thread() is threading.main_thread():                   # elsewhere Python allows no handler
-        before.update({number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)})
+        if rank == 0:                                           # print may be busy already
+            os.write(2, b"\nstopping after this step; once more to leave at once\n")
+
+    if threading.current_thread() is threading.main_thread():   # elsewhere no handler is allowed
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, note)
     try:
         yield caught
     finally:

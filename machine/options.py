@@ -13,6 +13,8 @@ class Option(NamedTuple):
     help: str
     least: float = None             # the smallest value allowed
     above: float = None             # or: it must be more than this
+    most: float = None              # the largest value allowed
+    below: float = None             # or: it must be less than this
     among: tuple = ()               # or: one of these names
     kind: type = None               # of the value, where the default is None
 
@@ -34,6 +36,10 @@ class Option(NamedTuple):
             raise ValueError(f"{name} must be {least}, got {value}")
         if self.above is not None and value <= self.above:
             raise ValueError(f"{name} must be more than {self.above}, got {value}")
+        if self.most is not None and value > self.most:
+            raise ValueError(f"{name} must be at most {self.most}, got {value}")
+        if self.below is not None and value >= self.below:
+            raise ValueError(f"{name} must be less than {self.below}, got {value}")
 
 
 def flag(name):

@@ -10,7 +10,7 @@ import torch
 from matplotlib.animation import PillowWriter
 
 import train
-from gril import GrilMixer, states, window
+from gril import GrilMixer, scan, window
 from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, finish, place, print_table
 from pictures.trained import runs
 from tasks import NdRegression, gradient_descent
@@ -208,8 +208,8 @@ def prompt(quick):
         for t in range(1, N + 1):
             ours.append(model.query(torch.cat([s[:, :2 * t], query], 1)))
             gd.append(gradient_descent([task.eta * t / N])(x[:, :t], y[:, :t], x[:, -1]))       # each example its N-th part
-        V, K, r, A = model.operands(s[:1])
-        Z = states(V, K, A, torch.zeros(1, 1, f, f))[0, :, 0] * model.beta * model.q[2]
+        C = window(s[:1], 3, 2, causal=False)
+        Z = scan(model.A, C @ model.Q @ C.mT)[0] * model.beta * model.q[2]
     Z = torch.cat([torch.zeros(1, f, f), Z])                                    # β q₃ Z_t: the W that is read, (N+1, f, f)
     loss = {name: 0.5 * (torch.stack(o) - truth).square().mean(-1)                # (N+1, tasks)
             for name, o in (("GRIL, trained", ours), ("GD, explicit", gd))}

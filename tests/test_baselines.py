@@ -10,11 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import lm
+import lra
 import train
-from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin, LinearAttention, Mamba,
-                       SIZES, Pairs, RecurrentBlock, Transformer, hippo, make, recipe, rotate, state_size)
+from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin,
+                       LinearAttention, Mamba, Mixer, Model, Pairs, RecurrentBlock, Transformer,
+                       hippo, make, offered, recipe, rotate, state_size)
 from gril import GRIL, Block, GrilMixer, MultistepGRIL, ScalarGRIL, interleave
-from tasks import TASKS, Task, gradient_descent, query
+from tasks import TASKS, gradient_descent, query
 from test_gril import agree, seeded
 
 f64 = torch.float64
@@ -32,6 +35,8 @@ MIXERS = {
     "Griffin":          lambda: Griffin(H, heads=2, window=5),
     "Transformer":      lambda: Transformer(H, heads=2),
 }
+
+NETWORKS = [name for name in offered("in_context") if name != "linear_attention_pairs"]
 
 
 def built(name):
@@ -274,7 +279,7 @@ def test_a_sequence_cut_anywhere_and_continued_is_the_uncut_one(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_two_layers_streamed_equal_their_forward(name):
     torch.manual_seed(0)
     network, s = make(name, 4, 3, H, layers=2).to(f64), seeded(2, 37, 4)
@@ -288,7 +293,7 @@ def test_two_layers_streamed_equal_their_forward(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_causal_to_the_bit(name):
     torch.manual_seed(0)
     network, s = make(name, 4, 3, H, layers=2), seeded(2, 50, 4, dtype=torch.float32)
@@ -434,7 +439,7 @@ def test_lru_starts_on_the_whole_disc():
     assert angle.min() < 0.1 and 6.2 < angle.max()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_parameter_is_reached_and_every_recurrent_one_exists(name):
     torch.manual_seed(0)
     network = make(name, 4, 3, H, layers=2)
@@ -498,7 +503,7 @@ def test_which_parameters_have_the_lower_rate_and_no_decay(name, slow):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_dropout_reaches_every_layer_in_training_alone(name):
     torch.manual_seed(0)
     network, s = make(name, 4, 3, H, layers=2, dropout=0.5), seeded(2, 9, 4, dtype=torch.float32)
@@ -590,7 +595,7 @@ def test_parity_decides_on_which_tokens_linear_attention_can_learn(task, tokens,
     turns. On [x_t, y_t, x_{t+1}] a token holds all three factors of y xᵀ x_query, on (x_i, y_i), (x_query, 0) two of them.
     """
     torch.manual_seed(0)
-    task, product = TASKS[task](f=4, N=5), 0
+    task, product = TASKS[task](f=4, n=5), 0
     x, y, _ = task.sample(50, torch.Generator().manual_seed(0))
     x, y, make_tokens = x.double(), y.double(), tokens if callable(tokens) else task.tokens
     f = make_tokens(x, y).shape[-1] * (2 if tokens == "pairs" else 1)
@@ -606,7 +611,7 @@ def test_parity_decides_on_which_tokens_linear_attention_can_learn(task, tokens,
 @torch.no_grad()
 def test_linear_attention_on_raw_scalar_tokens_can_be_a_step_of_gradient_descent():
     """On [x_t, y_t, x_{t+1}] the window is in the token: keys x_t, values y_t, queries x_{t+1}, and the sum is GRIL's."""
-    task, eta = TASKS["scalar_regression"](f=4, N=5), 0.7
+    task, eta = TASKS["scalar_regression"](f=4, n=5), 0.7
     x, y, _ = task.sample(20, torch.Generator().manual_seed(0))
     x, y = x.double(), y.double()
     network = make("linear_attention", 9, 1, 16).to(f64)
@@ -634,7 +639,7 @@ TINY = ["--f", "3", "--n", "4", "--steps", "3", "--batch", "4", "--tasks", "20",
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("model", SIZES)
+@pytest.mark.parametrize("model", offered("in_context"))
 def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model):
     if (task, model) == ("scalar_regression", "linear_attention_pairs"):            # its tokens are windows already
         with pytest.raises(SystemExit, match="unknown model for scalar_regression.*There are: gril.*transformer"):
@@ -643,13 +648,14 @@ def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model)
     result = train.main(["--task", task, "--model", model, *TINY, str(tmp_path / "run")])
     loaded, network, again = train.load(tmp_path / "run")
     assert loaded.report(network, 20_000)["loss"] == result["loss"] and math.isfinite(result["loss"])
-    sizes = {name: again[name] for name in SIZES[model]["default"]}
+    default = MODELS[model].in_context["default"]
+    sizes = {name: again[name] for name in default}
     layers = dict(layers=2) if task == "multistep_regression" else {}               # the task's steps
-    assert sizes == dict(SIZES[model]["default"], width=16, **layers) == {name: result[name] for name in sizes}
+    assert sizes == dict(default, width=16, **layers) == {name: result[name] for name in sizes}
     assert result["parameters"] == sum(p.numel() for p in network.parameters())
     assert {"gd_loss", "zero_loss", "constructed_loss", "cosine", "seconds"} <= set(again) and "Q_distance" not in again
     torch.manual_seed(0)                                                # as the run did
-    start = Task.model(TASKS[task](f=3, N=4, **sizes), model)
+    start = TASKS[task](f=3, n=4, **sizes).model(model)
     for name, p in start.named_parameters():
         assert not torch.equal(p, network.get_parameter(name)), f"{name} was never trained"
 
@@ -672,7 +678,7 @@ def test_sizes_on_the_command_line(tmp_path):
     (("--model", "s5", "--width", "9"), "9 is not divisible by 2"),
     (("--model", "s5", "--heads", "2"), "--heads: s5 has no heads"),
     (("--model", "gril", "--width", "8"), "--width and --heads are sizes of other sequence models than gril"),
-    (("--model", "mamba", "--width", "-1"), "--width must be at least 1, got -1"),
+    (("--model", "mamba", "--width", "-1"), "--width must be 0 or more, got -1"),
     (("--model", "mambda"), "did you mean mamba"),
 ))
 def test_sizes_that_do_not_fit_are_answered(tmp_path, words, answer):
@@ -703,11 +709,33 @@ def test_the_papers_recipes():
     mamba, griffin = (recipe("paper", name, "nd_regression") for name in ("mamba_lp", "griffin_lp"))
     assert (mamba["width"], mamba["layers"], mamba["lr"], mamba["weight_decay"]) == (128, 4, 1e-4, 0.01)
     assert griffin["lr"] == 2e-4 and recipe("paper", "griffin_lp", "scalar_regression")["lr"] == 1e-4
-    network = Task({**Task.recipes["paper"], **griffin}).model("griffin_lp")
+    vectors, scalar = TASKS["nd_regression"], TASKS["scalar_regression"]
+    network = vectors(**vectors.numbers("paper", "griffin_lp")).model("griffin_lp")
     assert len(network.layers) == 4 and network.layers[0].layers[0].mixer.inner.layers[1].Lambda.numel() == 128
-    scalar = TASKS["scalar_regression"]
-    full = {**scalar.recipes["paper"], **scalar.adapt("paper", "mamba")}
+    full = scalar.numbers("paper", "mamba")
     assert (full["steps"], full["batch"], full["weight_decay"], full["lr"]) == (300_000, 64, 0.0, 1e-4)
+
+
+def test_a_class_and_a_row_make_a_model_for_all_three_places(monkeypatch):
+    class Sum(Mixer):
+        writes = "W"
+
+        def __init__(self, H, J=1):
+            super().__init__()
+            self.J, self.W = J, torch.nn.Linear(H, H, bias=False)
+
+        def run(self, x, state=0):
+            y = state + self.W(x).cumsum(1)
+            return y, y[:, -1:]
+    monkeypatch.setitem(MODELS, "sum", Model(Sum, "J", lm=dict(framed=True)))
+    places = [(TASKS["nd_regression"](), 1), (lra.LRA["text"](), 8), (lm.LM["text_file"](), 16)]
+    for task, J in places:
+        mixers = [m for m in task.model("sum").modules() if isinstance(m, Sum)]
+        assert mixers and {m.J for m in mixers} == {J}, task.name
+    monkeypatch.setitem(MODELS, "sum", Model(Sum, in_context=None, lra=None, lm=None))
+    for task, _ in places:
+        with pytest.raises(ValueError, match="unknown model.*'sum'.*There are: .*s5"):
+            task.model("sum")
 
 
 def test_a_causal_filter_keeps_bfloat16():

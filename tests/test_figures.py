@@ -24,7 +24,7 @@ from pictures.run import draw_curves, draw_run
 import tasks
 import train
 from files import runs
-from gril import MultistepGRIL, construct_multistep, gril_loop
+from gril import MultistepGRIL, construct_multistep, gril_loop, window
 from lra import LRA
 from pictures.plots import curves, flattened, minutes, pm, spread
 from tasks import TASKS, as_learner, as_predictor, closed_form, gradient_descent
@@ -1087,8 +1087,8 @@ def test_prompt_shows_the_trained_layer_and_gradient_descent_after_every_example
         agree(1e-5, bars=(torch.tensor(bars[name][0]), answers[N][i][0]),
               this=(this, torch.stack([loss[i][0] for loss in losses])),
               mean=(mean, torch.stack([loss[i].mean() for loss in losses])))
-    V, K, r, A = model.operands(s[:1])
-    _, Z = gril_loop(V, K, r, A)
+    C = window(s[:1], 3, 2, causal=False)[:, :, None]
+    _, Z = gril_loop(C, C, C, model.Q, model.q, model.A)
     W = torch.linalg.lstsq(x[0].double(), y[0].double()).solution.mT.float()
     for title, M in (("the state, $β q_3 Z_t$", model.beta * model.q[2] * Z[0, 0]),
                      ("the task's W", W)):

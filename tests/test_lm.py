@@ -27,16 +27,16 @@ import lm
 from files import tokens
 from files import runs
 from machine import cost
-from baselines import LRU, MLP, S5, Attention, Mamba, Mixer, RecurrentBlock
-from baselines import parameters
+from baselines import LRU, MLP, S5, Attention, Mamba, Mixer, RecurrentBlock, parameters
 from gril import GrilMixer
-from lm import LM, MIXERS, RECIPES, HeadLoss, LanguageModel, as_text, generate
+from lm import LM, RECIPES, HeadLoss, LanguageModel, as_text, generate
 from test_baselines import leaves
 from test_gril import agree
 from test_lra import ROUNDS, fuzz, modules
 from files.tokens import BPE, Bytes, cuts, encode_file, prepare, splitter
 
 f64 = torch.float64
+MODELS = lm.models()
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("GRIL_DATA", "/nowhere"))
 real = pytest.mark.skipif(not (DATA / "gpt2" / "vocab.bpe").exists(), reason="GRIL_DATA has no gpt2/vocab.bpe")
@@ -297,7 +297,7 @@ def test_prepare_wikitext(tmp_path, vocabulary):
     lines = [line + "\n" for line in WIKI.split("\n") if line.strip()]
     expected = [i for line in lines for i in bpe.encode(line) + [50256]]
     for n, split in enumerate(("train", "valid", "test")):
-        ids = LM["wikitext2"](RECIPES["tiny"], tmp_path).tokens(split)
+        ids = LM["wikitext2"](tmp_path).tokens(split)
         assert ids.dtype == np.uint16 and ids.tolist() == expected * (2 + n)
         assert header["splits"][split]["tokens"] == len(ids) and header["tokenizer"] == "gpt2"
     assert 15496 in expected and 995 in expected and expected.count(50256) == 5
@@ -309,7 +309,7 @@ def test_prepare_reads_zip_files_raw_before_tokens_and_bytes(tmp_path):
         for split in ("train", "valid", "test"):
             archive.writestr(f"wikitext-103-raw/wiki.{split}.raw", split + WIKI)
     prepare("wikitext103", tmp_path, bytes_only=True, quiet=True)
-    task = LM["wikitext103"](RECIPES["bytes"], tmp_path)
+    task = LM["wikitext103"](tmp_path, **RECIPES["bytes"])
     for split in ("train", "valid", "test"):
         assert Bytes().decode(task.tokens(split)) == split + WIKI
     assert task.has_test
@@ -335,7 +335,7 @@ def test_a_zip_file_is_encoded_in_parallel(tmp_path, vocabulary, monkeypatch):
     (tmp_path / "gpt2").symlink_to(vocabulary / "gpt2")
     for workers in (1, 2):
         prepare("wikitext2", tmp_path, workers=workers, quiet=True)
-        ids = LM["wikitext2"](RECIPES["tiny"], tmp_path).tokens("train").tolist()
+        ids = LM["wikitext2"](tmp_path).tokens("train").tolist()
         assert ids == [*ids[:len(ids) // 20]] * 20 and ids.count(50256) == 20 * 5
 
 
@@ -347,7 +347,7 @@ def test_a_text_of_ones_own_in_parts_and_in_parallel(tmp_path, vocabulary, monke
     whole = tokens.tokenizer("gpt2", vocabulary).encode(text)
     for workers in (1, 2):
         prepare(None, tmp_path / str(workers), vocabulary, tmp_path / "my.txt", workers=workers, quiet=True)
-        task = LM["text_file"](RECIPES["tiny"], tmp_path / str(workers))
+        task = LM["text_file"](tmp_path / str(workers))
         parts = [task.tokens(split).tolist() for split in ("train", "valid", "test")]
         assert sum(parts, []) == whole and [round(20 * len(part) / len(whole)) for part in parts] == [18, 1, 1]
 
@@ -381,7 +381,7 @@ def text_file(folder, text=None, **recipe):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "my.txt").write_text(text or "".join(random_text(seed) for seed in range(8)))
     prepare(None, folder, text=folder / "my.txt", bytes_only=True, quiet=True)
-    return LM["text_file"](dict(RECIPES["bytes"], H=16, inner=16, P=8, J=2, layers=2, length=32, batch=4, **recipe), folder)
+    return LM["text_file"](folder, **dict(RECIPES["bytes"], H=16, inner=16, P=8, J=2, layers=2, length=32, batch=4, **recipe))
 
 
 def test_damaged_token_files(tmp_path):
@@ -407,7 +407,7 @@ def test_damaged_token_files(tmp_path):
     header.unlink()
     refused("there is no .*bytes.json")
     with pytest.raises(ValueError, match="there is no .*gpt2.json"):
-        LM["text_file"](RECIPES["tiny"], tmp_path).tokens("train")
+        LM["text_file"](tmp_path).tokens("train")
 
 
 def write_tokens(folder, kind, split, ids):
@@ -427,7 +427,7 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path, vocabulary):
                                          "make it with: python lm.py"):
         task.tokens("train")
     prepare(None, tmp_path, vocabulary, tmp_path / "my.txt", quiet=True)
-    task = LM["text_file"](RECIPES["tiny"], tmp_path)
+    task = LM["text_file"](tmp_path)
     ids = np.array(task.tokens("valid"))
     ids[-1] = 50256
     write_tokens(tmp_path / "text_file", "gpt2", "valid", ids)
@@ -583,15 +583,15 @@ def draw(B, T, V=50, seed=0):
 
 def test_parameters_of_the_paper_and_of_every_row():
     with torch.device("meta"):
-        task = LM["wikitext103"](RECIPES["paper"])
+        task = LM["wikitext103"](**RECIPES["paper"])
         count, H, P = parameters(task.model()), 768, 128
         assert count == pytest.approx(task.paper_parameters, rel=0.01)
         assert count == pytest.approx(50257 * H + 16 * (8 * H * H + 2 * P * H + 2 * P * P), rel=0.003)
         for name, recipe in RECIPES.items():
-            task = LM["wikitext103"](dict(recipe, layers=3))    # Griffin's pattern once
-            nets = {model: task.model(model) for model in MIXERS}
+            task = LM["wikitext103"](**dict(recipe, layers=3))    # Griffin's pattern once
+            nets = {model: task.model(model) for model in MODELS}
             counts = {model: parameters(net) - parameters(net.embed) for model, net in nets.items()}
-            assert counts == pytest.approx(dict.fromkeys(MIXERS, counts["gril"]), rel=0.01), name
+            assert counts == pytest.approx(dict.fromkeys(MODELS, counts["gril"]), rel=0.01), name
             loss = task.loss(nets["gril"], task.example(1))
             assert loss.shape == () and loss.device.type == "meta"
 
@@ -600,7 +600,7 @@ def test_the_paper_recipe_is_that_of_the_paper():
     """App. F, and Table 2's 117M."""
     sizes = dict(layers=16, H=768, inner=768, P=128, J=32, length=1024, tokenizer="gpt2")
     training = dict(steps=230_000, warmup=16_000, lr=2e-3, weight_decay=0.05, batch=16)
-    r = RECIPES["paper"]
+    r = LM["wikitext103"].numbers("paper")
     assert {key: r[key] for key in (*sizes, *training)} == dict(sizes, **training)
     assert LM["wikitext103"].recipes is RECIPES and LM["wikitext103"].paper_parameters == 117e6
     assert r["recurrent_lr"] == r["lr"] / 4 and r["validate_tokens"] == r["report_tokens"] == 0
@@ -609,11 +609,12 @@ def test_the_paper_recipe_is_that_of_the_paper():
 
 @pytest.mark.parametrize("size", RECIPES)
 def test_recipes_choose_by_the_lowest_validation_score(size):
-    r = RECIPES[size]
-    assert r["choose"] == dict(bytes="bits", gpt2="perplexity")[r["tokenizer"]] and not r["higher"]
+    Task = LM["wikitext103"]
+    r, task = Task.numbers(size), Task(**Task.numbers(size))
+    assert task.choose == dict(bytes="bits", gpt2="perplexity")[r["tokenizer"]] and not task.higher
     assert 0 < r["recurrent_lr"] < r["lr"] and 0 < r["warmup"] < r["steps"] and r["clip"] == 1
     assert r["report_tokens"] == 0 and not r["stateful"], "a report is of the whole text"
-    assert set(r) == set(RECIPES["paper"]), "an option that one size lacks"
+    assert RECIPES[size].items() <= r.items(), "a number that nobody declares is lost"
 
 
 # Of each mixer: the frame around it, or not; what is inside; its window.
@@ -630,10 +631,10 @@ BUILT = {
 }
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_models_are_built_as_the_recipe_says(model):
     recipe = dict(RECIPES["bytes"], layers=6, H=128, inner=40, P=24, J=4, dropout=0.3)
-    net = LM["text_file"](recipe, "/nonexistent").model(model)
+    net = LM["text_file"]("/nonexistent", **recipe).model(model)
     framed, kind, w = BUILT[model]
     mixers = [block.mixer for block in net.layers[::2]]
     assert len(mixers) == 6 and all(isinstance(mixer, lm.Gated) == framed for mixer in mixers)
@@ -654,7 +655,7 @@ def test_models_are_built_as_the_recipe_says(model):
         assert len(mixer.Lambda_im.unique()) == 16, "64 frequencies in four equal blocks"
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_the_mlps_make_every_layer_as_large_as_grils(model):
     with torch.device("meta"):
         net, gril = (LanguageModel(50, 3, H=64, inner=200, P=32, J=4, model=name)
@@ -730,7 +731,7 @@ def test_causality_at_the_papers_depth(form):
         assert (changed[:, t + 1] - logits[:, t + 1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_other_mixers_are_causal(model):
     net, x = built(model), draw(1, 20)
     other = torch.cat([x[:, :11], (x[:, 11:] + 1) % 50], 1)
@@ -746,7 +747,7 @@ def test_forms_agree():
         same_states(state, results[0][1])
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_cuts_and_steps_are_the_whole(model):
     net, x = built(model), draw(2, 23)
     whole, end = net.run(x)
@@ -820,7 +821,7 @@ def test_the_processes_of_a_run_share_a_score(monkeypatch, tmp_path):
     assert sum(parts) == pytest.approx(whole, rel=1e-9) and all(0 < part < whole for part in parts)
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_every_parameter_learns(model):
     net = built(model)
     net(draw(2, 12), draw(2, 12, seed=1))[0].backward()
@@ -828,12 +829,13 @@ def test_every_parameter_learns(model):
     assert not silent, silent
 
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_what_a_mixer_adds_starts_smaller_by_the_depth(model):
     net = built(model, layers=1)
     torch.manual_seed(0)
-    MIXERS["gril"](0, 16, 8, 4), nn.init.normal_(nn.Embedding(50, 16).weight)   # the draws before the mixer's
-    alone = MIXERS[model](0, 16, 8, 4)
+    lm.mixer(MODELS["gril"], 16, P=8, J=4)                      # the draws before the mixer's
+    nn.init.normal_(nn.Embedding(50, 16).weight)
+    alone = lm.mixer(MODELS[model], 16, P=8, J=4)
     changed = {name: W for name, W in alone.named_parameters()
                if not torch.equal(W.to(f64), net.layers[0].mixer.get_parameter(name))}
     (name, W), = changed.items()                                # one weight, through which all that it adds must go
@@ -937,7 +939,7 @@ def test_stateful_blocks_follow_each_other_and_their_losses_are_those_of_one_lon
     with pytest.raises(ValueError, match="transformer remembers every token"):
         task.model("transformer")
     with pytest.raises(ValueError, match="--accumulate would need several"):
-        LM["text_file"](dict(task.recipe, accumulate=2))
+        LM["text_file"](**dict(task.recipe, accumulate=2))
 
 
 def test_scores_count_every_token_once(tmp_path):
@@ -998,7 +1000,7 @@ def test_report_and_table(tmp_path):
     (tmp_path / "text_file" / "bytes.json").write_text((tmp_path / "text_file" / "bytes.json").read_text().replace("test", "x"))
     assert task.report(task.model().eval(), 0)["valid_bits"] > 0                # WikiText without its test file
     assert "stateful_loss" not in task.report(task.model("transformer").eval(), 0)
-    assert task.recipe["choose"] in task.validate(task.model().eval())
+    assert task.choose in task.validate(task.model().eval())
 
 
 def test_texts_shorter_than_a_block(tmp_path):
@@ -1033,7 +1035,7 @@ def test_a_model_learns_a_text(tmp_path, stateful, run):
 
 # --------------------------------------------------------------------------------------------------------- generation
 
-@pytest.mark.parametrize("model", MIXERS)
+@pytest.mark.parametrize("model", MODELS)
 def test_streaming_is_decoding_by_a_full_pass(model):
     """By causality one pass over what was streamed has the logits that each token was chosen by."""
     net, prompt = built(model, layers=2, V=200), [5, 6, 7]
@@ -1160,7 +1162,7 @@ def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
     runs.save(tmp_path / "last.pt", dict(model=net.state_dict(), step=3))      # a run that is not finished
     for a, b in zip(lm.load(tmp_path)[1].parameters(), net.parameters()):
         assert torch.equal(a, b)
-    assert task.recipe == {key: config[key] for key in RECIPES["tiny"]}
+    assert task.recipe == {key: config[key] for key in task.recipe}
     for i, name in enumerate(("weights.pt", "best.pt"), 1):     # each comes before those before it
         runs.save(tmp_path / name, {key: x + i for key, x in net.state_dict().items()})
         assert torch.equal(lm.load(tmp_path)[1].embed.weight, net.embed.weight + i), name

@@ -28,10 +28,10 @@ import torch
 import baselines
 import lra
 from files import arena, downloads
-from baselines import parameters
+from baselines import offered, parameters
 from gril import GrilMixer, complex_gate
-from lra import LRA, MODELS
-from files.arena import listops_block, listops_lines
+from lra import LRA
+from files.arena import listops_lines, listops_row
 from machine import devices
 
 REAL = Path(os.environ.get("GRIL_DATA", "/nonexistent"))
@@ -147,7 +147,7 @@ def documents(split):
 def filled(made, splits):
     """The task with {split: [(label, document, …), …]} in the place of its files."""
     rows = ((split, *row) for split, part in splits.items() for row in part)
-    made._data = arena.collect(rows, [Path("here")])
+    made.data = arena.collect(rows, [Path("here")])
     return made
 
 
@@ -205,8 +205,9 @@ def test_generated_rows_do_not_depend_on_the_workers():
 
 
 def test_duplicates_are_left_out(monkeypatch):
-    monkeypatch.setattr(arena, "listops_block", lambda seed, block: [b"a", b"b", b"a", b"%d" % block])
-    assert list(listops_lines(5)) == [b"a", b"b", b"0", b"1", b"2"]
+    rows = [b"a", b"b", b"a", b"a", b"c", b"b", b"d", b"e"]
+    monkeypatch.setattr(arena, "listops_row", lambda seed, i: rows[i])
+    assert list(listops_lines(5)) == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def slow_rows(n, seed):
@@ -536,11 +537,11 @@ def test_write_protected_rows_are_not_generated_over(tmp_path):
 
 
 def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch):
-    def stopped(seed, block):
-        if block == 1:
+    def stopped(seed, i):
+        if i == 200:
             raise KeyboardInterrupt
-        return listops_block(seed, block)
-    monkeypatch.setattr(arena, "listops_block", stopped)
+        return listops_row(seed, i)
+    monkeypatch.setattr(arena, "listops_row", stopped)
     with pytest.raises(KeyboardInterrupt):
         lra.main(["prepare", "listops", "--data", str(tmp_path), "--rows", "5000", "1", "1", "--workers", "1"])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -1035,7 +1036,7 @@ def test_ranks_share_each_batch_equally(tmp_path, name):
 
 # ----------------------------------------------------------------------------------------------------------- 6. models
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 @pytest.mark.parametrize("name", ("listops", "retrieval"))
 def test_padding_changes_nothing(tmp_path, name, model):
     torch.manual_seed(0)
@@ -1068,7 +1069,7 @@ def test_paper_sizes_have_the_papers_parameters(name):
 def test_models_are_of_like_size(name, size):
     with torch.device("meta"):
         made = LRA[name](**LRA[name].numbers(size))
-        networks = {model: made.model(model) for model in MODELS}
+        networks = {model: made.model(model) for model in offered("lra")}
     counts = {model: parameters(network) for model, network in networks.items()}
     for model, network in networks.items():
         H = len(network.layers[0].norm.weight) if hasattr(network.layers[0], "norm") else \
@@ -1077,7 +1078,7 @@ def test_models_are_of_like_size(name, size):
         assert abs(off) < min(0.07, 1.1 * 4 / H), f"{model}: another width is nearer, {counts}"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 @pytest.mark.parametrize("name", LRA)
 def test_every_model_runs_on_every_task_without_data(name, model):
     made = LRA[name]("/nonexistent", length=40)
@@ -1139,7 +1140,7 @@ LAYERS = dict(gril=GrilMixer, linear_attention=GrilMixer, s5=baselines.S5, lru=b
               mamba=baselines.Mamba, griffin=baselines.Griffin, transformer=baselines.Transformer)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", offered("lra"))
 def test_models_are_built_as_the_recipe_says(model):
     """Numbers that no preset has, so that none can be there by itself."""
     odd = dict(layers=6, H=18, P=24, J=3, dropout=0.3, r_min=0.61, r_max=0.62, max_phase=0.01)

@@ -203,7 +203,7 @@ def test_the_loop_of_three_lines_is_the_layer():
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """run(recipe, words) as a person does, in an empty folder: task, model and result."""
-    for module, table in ((train, "TASKS"), (baselines, "MODELS"), (baselines, "SIZES")):
+    for module, table in ((train, "TASKS"), (baselines, "MODELS")):
         monkeypatch.setattr(module, table, dict(getattr(module, table)))    # its row goes again
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRIL_DATA", raising=False)
