@@ -1,29 +1,29 @@
 """Speed and memory, as ratios measured side by side in one run.
 
-    python bench.py core          the recurrence against the dense layers of its block, every form; --compile: both compiled
-    python bench.py blocks        GRIL's block against the others, lengths 256 to 16,384, training and inference
+    python bench.py core          the recurrence against the dense layers of its block, every form
+    python bench.py blocks        GRIL's block against the others, lengths 256 to 16,384
     python bench.py growth        time and peak memory against length, to 131,072
-    python bench.py streaming     time per token at positions 100 to 100,000, against a key-value cache
-    python bench.py generation    tokens a second that five language models make, after texts of 100 to 100,000
-    python bench.py icl           optimiser steps per second of nd_regression, against the plainest loop
+    python bench.py streaming     time per token to position 100,000, beside a key-value cache
+    python bench.py generation    tokens a second of five language models, after 100 to 100,000
+    python bench.py icl           optimiser steps of nd_regression, beside the plainest loop
     python bench.py data          ListOps expressions and BPE megabytes per second
-    python bench.py loader        tokens that Long Range Arena's loader delivers, against those that training takes
+    python bench.py loader        tokens that LRA's loader delivers, beside those training takes
     python bench.py forms         loop, scan and chunk on the same tokens, time and peak memory
-    python bench.py cuda-check    for the first person with a GPU: does it compute there what it computes here?
+    python bench.py cuda-check    for the first person with a GPU: does it compute the same there?
 
-    --plot draws it into docs/images/, --json FILE writes it, --rounds N sets how often everything is repeated
+    --plot draws it into docs/images, --json FILE writes it, --rounds N is how often all is repeated
 
-A time on a busy machine means nothing alone: contenders take turns, round after round, and what is reported is the
-median over rounds of their ratio within a round, with the smallest and the largest in brackets.
-On CUDA the same tables, with bf16 autocast and synchronised timers.
+A time on a busy machine means nothing alone: contenders take turns, round after round, and what is
+reported is the median over rounds of their ratio within a round, with the smallest and the largest
+in brackets. On CUDA the same tables, with bf16 autocast and synchronised timers.
 """
 import argparse
 import json
 import multiprocessing
-import statistics
 import time
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import matplotlib.pyplot as plt
 import torch
@@ -38,21 +38,50 @@ from files.tokens import BPE
 from gril import GRIL, Block, GrilMixer, construct_multivariate
 from lm import LanguageModel, NextToken
 from lra import LRA
-from pictures.plots import place
+from pictures.plots import finish
 from tasks import NdRegression
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-PRESETS = {                                                     # H, P, J of the paper's tables, and the length; laptop is ours
-    "ListOps": (128, 32, 8, 2048), "Text": (256, 128, 16, 4096), "Retrieval": (128, 256, 16, 4000),
-    "Image": (512, 256, 2, 1024), "Pathfinder": (256, 128, 16, 1024), "WikiText": (768, 128, 32, 1024),
-    "laptop": (64, 64, 4, 1024),
+PRESETS = {             # sizes of the paper's tables, 16,384 tokens a batch; laptop is ours
+    "ListOps": dict(B=8, T=2048, H=128, P=32, J=8),
+    "Text": dict(B=4, T=4096, H=256, P=128, J=16),
+    "Retrieval": dict(B=4, T=4000, H=128, P=256, J=16),
+    "Image": dict(B=16, T=1024, H=512, P=256, J=2),
+    "Pathfinder": dict(B=16, T=1024, H=256, P=128, J=16),
+    "WikiText": dict(B=16, T=1024, H=768, P=128, J=32),
+    "laptop": dict(B=32, T=1024, H=64, P=64, J=4),
 }
+BENCHES = {}
 
 
-# --------------------------------------------------------------------------------------------------------- measuring
+def benchmark(measure):
+    """A generator of rows as a command: prints what it measures, each row when it comes."""
+    def run(*args, **options):
+        print(measure.__doc__)
+        rows = []
+        for row in measure(*args, **options):
+            print(row if isinstance(row, str) else line(row), flush=True)
+            rows += [] if isinstance(row, str) else [row]
+        return rows
+    BENCHES[measure.__name__.replace("_", "-")] = run
+    return run
+
+
+def line(row):
+    """A row to read: its words, its numbers with their names, the ratio with its range."""
+    cells = [f"{value:25s}" if isinstance(value, str) else
+             f"{name.replace('_', ' ')} {format(value, ',' if type(value) is int else ',.4g'):9s}"
+             for name, value in row.items() if name not in ("ratio", "low", "high")]
+    if "low" in row:
+        middle = f"ratio {row['ratio']:.2f} " if "ratio" in row else ""
+        cells.append(f"{middle}[{row['low']:.2f}, {row['high']:.2f}]")
+    return " ".join(cells)
+
+
+# ---------------------------------------------------------------------------------------- measuring
 
 def interleaved(contenders, rounds):
-    """Seconds of every contender in every round, {name: [seconds]}; they take turns after one warm-up each."""
+    """name -> seconds of every round; contenders take turns, once to warm up."""
     seconds = {name: [] for name in contenders}
     for i in range(rounds + 1):
         for name, work in contenders.items():
@@ -68,38 +97,33 @@ def interleaved(contenders, rounds):
 def ratio(slow, fast):
     """Median, smallest and largest of slow/fast, round by round."""
     ratios = sorted(a / b for a, b in zip(slow, fast))
-    return dict(ratio=statistics.median(ratios), low=ratios[0], high=ratios[-1])
+    return dict(ratio=median(ratios), low=ratios[0], high=ratios[-1])
 
 
-def shown(r):
-    return f"{r['ratio']:6.2f} [{r['low']:.2f}, {r['high']:.2f}]"
-
-
-def trained(module, *shape):
-    """One forward and backward of a module on inputs of this shape, as work to be timed."""
+def passes(module, *shape, backward=True):
+    """One forward (and backward) of a module on inputs of this shape, as work to be timed."""
     module = module.to(DEVICE)
-    x, g = torch.randn(*shape, device=DEVICE, requires_grad=True), torch.randn(*shape, device=DEVICE)
+    x = torch.randn(*shape, device=DEVICE, requires_grad=backward)
+    g = torch.randn(*shape, device=DEVICE)      # not of y.sum(): one without strides slows products
 
     def work():
         x.grad = None
         module.zero_grad()
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
+        with (torch.set_grad_enabled(backward),
+              torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda")):
             y = module(x)
-        y.backward(g.to(y.dtype))                               # not y.sum(): a gradient without strides slows products
+        if backward:
+            y.backward(g.to(y.dtype))
     return work
 
 
-def inferred(module, *shape):
-    module, x = module.to(DEVICE), torch.randn(*shape, device=DEVICE)
-
-    def work():
-        with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
-            module(x)
-    return work
+def repeat(work, count):
+    for _ in range(count):
+        work()
 
 
 def peak_megabytes(work, *args):
-    """Memory that forward + backward adds at its peak, in a process of its own (on CUDA: of the allocator)."""
+    """Memory that forward + backward adds at its peak, in a process of its own; on CUDA in all."""
     if DEVICE.type == "cuda":
         work(*args)()
         torch.cuda.reset_peak_memory_stats()
@@ -111,22 +135,23 @@ def peak_megabytes(work, *args):
 
 def _peak(work, args):
     work = work(*args)
-    torch.ones(64, 64, requires_grad=True).mm(torch.ones(64, 64)).sum().backward()      # libraries loaded before reading
+    x = torch.ones(64, 64, requires_grad=True)
+    x.mm(x).sum().backward()                                    # libraries loaded before reading
     before = _high_water()
     work()
     return (_high_water() - before) / 1024
 
 
 def _high_water():
-    """Peak kilobytes of this process alone; getrusage would also count those of the process that started it."""
+    """Peak kilobytes of this process alone; getrusage would count its parent's too."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 
 
-# ----------------------------------------------------------------------------------------------------- the benchmarks
+# ----------------------------------------------------------------------- the recurrence, and blocks
 
 class Dense(nn.Module):
-    """A GrilMixer without its recurrence: the projections, GELU and GLU that anyone must compute."""
+    """A GrilMixer without its recurrence: the projections, GELU and GLU anyone must compute."""
 
     def __init__(self, mixer):
         super().__init__()
@@ -139,8 +164,9 @@ class Dense(nn.Module):
 
 def recurrence(mixer, B, T, compiled=False):
     """Forward and backward of what stands between the projections, the gates with it."""
-    v, k, u = (torch.randn(B, T, mixer.J, mixer.h, device=DEVICE, requires_grad=True) for _ in range(3))
-    mixer, g = mixer.to(DEVICE), torch.randn(B, T, mixer.J, mixer.h, device=DEVICE)
+    mixer, shape = mixer.to(DEVICE), (B, T, mixer.J, mixer.h)
+    v, k, u = (torch.randn(shape, device=DEVICE, requires_grad=True) for _ in range(3))
+    g = torch.randn(shape, device=DEVICE)
 
     def recur(v, k, u):
         log_rho, theta, _ = mixer.gates()
@@ -155,44 +181,36 @@ def recurrence(mixer, B, T, compiled=False):
     return work
 
 
+@benchmark
 def core(rounds, compiled=False):
-    """Of each preset: every form against the dense layers; compiled, chunk alone and a real gate, for the minutes' sake."""
-    rows = []
-    for name, (H, P, J, T) in PRESETS.items():
-        B = 32 if name == "laptop" else max(1, 16384 // T)
+    """Time ÷ that of the dense layers (with --compile, chunk and a real gate alone)."""
+    for name, sizes in PRESETS.items():
         for gate in ("real",) if compiled else ("real", "complex"):
-            shown_here = []
-            for group in (("chunk",),) if compiled else (("chunk",), ("scan", "loop")):     # apart, for the caches' sake
-                if group[0] == "scan" and B * T * P * P // J > 3e8:
-                    continue
-                torch.compiler.reset()
-                mixers = {form: GrilMixer(H, P, J, gate=gate, form=form) for form in group}
-                dense = Dense(mixers[group[0]])
-                work = dict(dense=trained(torch.compile(dense, dynamic=False) if compiled else dense, B, T, H),
-                            **{form: recurrence(mixer, B, T, compiled) for form, mixer in mixers.items()})
-                seconds = interleaved(work, rounds if "chunk" in work else 1)
-                shown_here += [dict(preset=name, gate=gate, form=form, **ratio(seconds[form], seconds["dense"]))
-                               for form in group]
-            print(f"{name:10s} {gate:7s} core ÷ dense: " + "   ".join(f"{r['form']} {shown(r)}" for r in shown_here),
-                  flush=True)
-            rows += shown_here
-    return rows
+            rows = against_dense(gate, ("chunk",), rounds, compiled, **sizes)
+            numbers = sizes["B"] * sizes["T"] * sizes["P"] ** 2 // sizes["J"]       # in all states
+            if not compiled and numbers <= 3e8:                 # apart, for the caches' sake
+                rows += against_dense(gate, ("scan", "loop"), 1, compiled, **sizes)
+            for row in rows:
+                yield dict(preset=name, gate=gate, **row)
 
 
-def softmax_block(H, heads=8):
-    return Block(baselines.Attention(H, heads), H)
+def against_dense(gate, forms, rounds, compiled, B, T, H, P, J):
+    """Forms of a recurrence beside the dense layers of its block."""
+    torch.compiler.reset()
+    mixers = {form: GrilMixer(H, P, J, gate=gate, form=form) for form in forms}
+    dense = Dense(mixers[forms[0]])
+    dense = torch.compile(dense, dynamic=False) if compiled else dense
+    work = {form: recurrence(mixer, B, T, compiled) for form, mixer in mixers.items()}
+    seconds = interleaved(dict(dense=passes(dense, B, T, H), **work), rounds)
+    return [dict(form=form, **ratio(seconds[form], seconds["dense"])) for form in forms]
 
 
-class GRU(nn.Module):
-    def __init__(self, H):
-        super().__init__()
-        self.gru = nn.GRU(H, H, batch_first=True)
-
+class GRU(nn.GRU):
     def forward(self, x):
-        return x + self.gru(x)[0]
+        return x + super().forward(x)[0]
 
 
-BLOCKS = {                                                      # equal width, about equal parameters
+BLOCKS = {              # equal width, about equal parameters
     "GRIL": lambda H: Block(GrilMixer(H, H // 2, H // 16, gate="real"), H),
     "linear attention (w = 1)": lambda H: Block(GrilMixer(H, H // 2, H // 16, w=1, gate="real"), H),
     "linear self-attention": lambda H: Block(baselines.LinearAttention(H, H // 8), H),
@@ -200,98 +218,109 @@ BLOCKS = {                                                      # equal width, a
     "LRU": lambda H: Block(baselines.LRU(H), H),
     "Mamba": lambda H: Block(baselines.Mamba(H, expand=1), H),
     "Griffin (RG-LRU)": lambda H: Block(baselines.RecurrentBlock(H, H, 16), H),
-    "GRU": GRU,
-    "softmax attention": softmax_block,
+    "GRU": lambda H: GRU(H, H, batch_first=True),
+    "softmax attention": lambda H: Block(baselines.Attention(H, 8), H),
 }
 
 
+@benchmark
 def blocks(rounds, H=256, lengths=(256, 1024, 4096, 8192, 16384)):
-    rows = []
+    """Time ÷ that of GRIL's block."""
     for T in lengths:
         B = max(1, 8192 // T)
         modules = {name: make(H) for name, make in BLOCKS.items()}
-        for mode, work in (("training", trained), ("inference", inferred)):
-            seconds = interleaved({name: work(module, B, T, H) for name, module in modules.items()}, rounds)
+        for mode in ("training", "inference"):
+            seconds = interleaved({name: passes(module, B, T, H, backward=mode == "training")
+                                   for name, module in modules.items()}, rounds)
             for name, module in modules.items():
-                row = dict(length=T, mode=mode, block=name, parameters=parameters(module),
-                           tokens_per_second=B * T / statistics.median(seconds[name]), **ratio(seconds[name], seconds["GRIL"]))
-                rows.append(row)
-                print(f"T = {T:6d}  {mode:9s}  {name:25s} {row['parameters'] / 1e3:5.0f}k parameters "
-                      f"{row['tokens_per_second']:9,.0f} tokens/s, takes {shown(row)} × GRIL's time", flush=True)
-    return rows
+                yield dict(length=T, mode=mode, block=name, parameters=parameters(module),
+                           tokens_per_second=B * T / median(seconds[name]),
+                           **ratio(seconds[name], seconds["GRIL"]))
 
 
 def gril_block(T, H=256):
-    return trained(BLOCKS["GRIL"](H), 1, T, H)
+    return passes(BLOCKS["GRIL"](H), 1, T, H)
 
 
+@benchmark
 def growth(rounds, lengths=(1024, 4096, 16384, 65536, 131072)):
-    work = {T: gril_block(T) for T in lengths if T <= 16384}
-    seconds = interleaved(work, rounds)
+    """Time of GRIL's block ÷ that of the shortest sequence."""
+    seconds = interleaved({T: gril_block(T) for T in lengths if T <= 16384}, rounds)
     for T in lengths:
-        if T not in seconds:                                    # once is enough where it takes seconds
-            seconds[T] = [s for s in interleaved({T: gril_block(T)}, 1)[T]] * len(seconds[lengths[0]])
-    rows = []
-    for T in lengths:
-        rows.append(dict(length=T, megabytes=peak_megabytes(gril_block, T), milliseconds=1e3 * statistics.median(seconds[T]),
-                         **ratio(seconds[T], seconds[lengths[0]])))
-        print(f"T = {T:7d}  {shown(rows[-1])} × the time at {lengths[0]}   {rows[-1]['megabytes']:8.0f} MB "
-              f"= {rows[-1]['megabytes'] / rows[0]['megabytes']:6.2f} × the memory   "
-              f"({rows[-1]['milliseconds']:.0f} ms here)", flush=True)
-    return rows
+        if T not in seconds:                    # once is enough where it takes seconds
+            seconds[T] = interleaved({T: gril_block(T)}, 1)[T] * rounds
+        yield dict(length=T, megabytes=peak_megabytes(gril_block, T),
+                   milliseconds=1e3 * median(seconds[T]), **ratio(seconds[T], seconds[lengths[0]]))
 
 
-def streaming(rounds, H=256, positions=(100, 1_000, 10_000, 100_000)):
-    gril, softmax = BLOCKS["GRIL"](H).to(DEVICE).eval(), softmax_block(H).to(DEVICE).eval()
-    x, heads = torch.randn(1, H, device=DEVICE), softmax.mixer.heads
-    rows = []
-    for name, block in (("GRIL", gril), ("key-value cache", softmax)):          # apart: a long cache leaves no other cache warm
-        contenders = {}
-        for n in positions:
-            with torch.no_grad():                                               # the state as it is after n tokens
-                state = gril.run(torch.randn(1, n, H, device=DEVICE))[1] if block is gril else tuple(
-                    torch.randn(1, heads, n, H // heads, device=DEVICE) for _ in "kv")
-            contenders[n] = partial(steps, block, x, state)
-        seconds = interleaved(contenders, max(rounds, 15) if block is gril else 3)
-        for n in positions:
-            rows.append(dict(block=name, position=n, microseconds=1e6 * statistics.median(seconds[n]) / 20,
-                             **ratio(seconds[n], seconds[positions[0]])))
-            print(f"{name:16s} position {n:7d}  {shown(rows[-1])} × the time at {positions[0]}   "
-                  f"({rows[-1]['microseconds']:.0f} µs a token here)", flush=True)
-    return rows
+def form_work(form, B, T, P, J):
+    return recurrence(GrilMixer(P, P, J, gate="real", form=form), B, T)
 
 
+@benchmark
+def forms(rounds):
+    """Time of the first form ÷ that of each."""
+    for sizes, names in ((dict(B=4, T=1024, P=128, J=16), ("loop", "scan", "chunk")),
+                         (dict(B=4, T=1024, P=256, J=2), ("scan", "chunk"))):       # loop: hours
+        seconds = interleaved({name: form_work(name, **sizes) for name in names}, rounds)
+        for name in names:
+            yield dict(sizes, form=name, baseline=names[0],
+                       megabytes=peak_megabytes(form_work, name, *sizes.values()),
+                       milliseconds=1e3 * median(seconds[name]),
+                       **ratio(seconds[names[0]], seconds[name]))
+
+
+# -------------------------------------------------------------------------------- a token at a time
+
+@torch.no_grad()
 def steps(block, x, state, count=20):
-    with torch.no_grad():
-        for _ in range(count):
-            _, state = block.step(x, state)
+    for _ in range(count):
+        _, state = block.step(x, state)
 
 
+@benchmark
+def streaming(rounds, H=256, positions=(100, 1_000, 10_000, 100_000)):
+    """Time of a token ÷ that at the first position."""
+    x = torch.randn(1, H, device=DEVICE)
+    gril, softmax = (BLOCKS[name](H).to(DEVICE).eval() for name in ("GRIL", "softmax attention"))
+    heads, states, caches = softmax.mixer.heads, {}, {}
+    for n in positions:                         # as they are after n tokens
+        with torch.no_grad():
+            _, states[n] = gril.run(torch.randn(1, n, H, device=DEVICE))
+        caches[n] = torch.randn(2, 1, heads, n, H // heads, device=DEVICE).unbind()
+    for name, block, after, turns in (("GRIL", gril, states, max(rounds, 15)),
+                                      ("key-value cache", softmax, caches, 3)):
+        # apart: a long cache leaves no other cache warm
+        seconds = interleaved({n: partial(steps, block, x, after[n]) for n in positions}, turns)
+        for n in positions:
+            yield dict(block=name, position=n, microseconds=1e6 * median(seconds[n]) / 20,
+                       **ratio(seconds[n], seconds[positions[0]]))
+
+
+@benchmark
 def generation(rounds, positions=(100, 10_000, 100_000), count=20):
-    """A token at a time from the bytes' language models, the state as it is after so many tokens; weights do not matter."""
-    recipe = NextToken.numbers("bytes")
+    """Time of a token of the bytes' language models ÷ that after the first position."""
+    recipe, token = NextToken.numbers("bytes"), torch.zeros(1, dtype=torch.long, device=DEVICE)
     sizes = {key: recipe[key] for key in ("layers", "H", "inner", "P", "J")}
-    rows = []
     for name in ("gril", "linear_attention", "lru", "mamba", "transformer"):
-        model, contenders = LanguageModel(256, model=name, **sizes).to(DEVICE).eval(), {}
-        for n in positions if model.constant else positions[:2]:                    # attention would take hours to get there
-            state = None
-            with torch.no_grad():
+        model = LanguageModel(256, model=name, **sizes).to(DEVICE).eval()
+        states = dict.fromkeys(positions if model.constant else positions[:2])  # attention: hours
+        with torch.no_grad():
+            for n in states:
                 for part in torch.randint(256, (1, n), device=DEVICE).split(1000, 1):
-                    _, state = model.hidden(part, state)
-            contenders[n] = partial(steps, model, torch.zeros(1, dtype=torch.long, device=DEVICE), state, count)
-        seconds = interleaved(contenders, rounds)
-        for n in contenders:
-            megabytes = sum(x.nbytes for x in tree_leaves(contenders[n].args[2]) if x is not None) / 2 ** 20
-            rows.append(dict(model=name, position=n, per_second=count / statistics.median(seconds[n]), megabytes=megabytes,
-                             **ratio(seconds[n], seconds[positions[0]])))
-            print(f"{name:17s} after {n:7,d}  {shown(rows[-1])} × the time after {positions[0]}   state {megabytes:7.2f} MB   "
-                  f"({rows[-1]['per_second']:.0f} tokens a second here)", flush=True)
-    return rows
+                    _, states[n] = model.hidden(part, states[n])
+        seconds = interleaved({n: partial(steps, model, token, state, count)
+                               for n, state in states.items()}, rounds)
+        for n, state in states.items():
+            megabytes = sum(x.nbytes for x in tree_leaves(state) if x is not None) / 2 ** 20
+            yield dict(model=name, position=n, per_second=count / median(seconds[n]),
+                       megabytes=megabytes, **ratio(seconds[n], seconds[positions[0]]))
 
+
+# ------------------------------------------------------------------------------ in-context training
 
 def plainest_loop(f, N, batch):
-    """nd_regression as one would first write it: form every C Q Cᵀ, sum them with their decay, read out, Adam."""
+    """nd_regression as one would first write it: every C Q Cᵀ, their sum with decay, Adam."""
     torch.manual_seed(0)
     Q = nn.Parameter(torch.randn(3, 3) / 3)
     q = nn.Parameter(torch.randn(3))
@@ -302,8 +331,8 @@ def plainest_loop(f, N, batch):
     def work():
         W, x = torch.randn(batch, f, f), torch.rand(batch, N + 1, f) - 0.5
         y = x @ W.mT
-        C = torch.stack([x[:, :-1], y[:, :-1], x[:, 1:]], -1)                       # (B, N, f, 3)
-        products = C @ Q @ C.mT                                                     # (B, N, f, f)
+        C = torch.stack([x[:, :-1], y[:, :-1], x[:, 1:]], -1)   # (B, N, f, 3)
+        products = C @ Q @ C.mT                                 # (B, N, f, f)
         Z = torch.zeros(batch, f, f)
         for t in range(N):
             Z = A * Z + products[:, t]
@@ -320,7 +349,8 @@ def our_loop(f, N, batch):
     torch.manual_seed(0)
     task = NdRegression(f=f, n=N)
     model, stream = task.model(), task.stream(0, batch)
-    optimizer, parameters = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), list(model.parameters())
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2, fused=True)
 
     def work():
         loss = task.loss(model, next(stream))
@@ -332,130 +362,48 @@ def our_loop(f, N, batch):
     return work
 
 
+@benchmark
 def icl(rounds, count=100):
-    torch.set_num_threads(1)                                    # as train.py does: a step is too small for two
-    rows = []
+    """Steps of nd_regression, N = 10, batch 64, ÷ those of the plainest loop."""
+    torch.set_num_threads(1)                    # as train.py does: a step is too small for two
     for f in (5, 10, 20, 35, 50):
-        contenders = {name: partial(repeat, make(f, 10, 64), count)
-                      for name, make in (("ours", our_loop), ("plainest", plainest_loop))}
-        seconds = interleaved(contenders, rounds)
-        rows.append(dict(f=f, steps_per_second=count / statistics.median(seconds["ours"]),
-                         **ratio(seconds["plainest"], seconds["ours"])))
-        print(f"f = {f:2d}, N = 10, batch 64: {shown(rows[-1])} × the steps of the plainest loop "
-              f"({rows[-1]['steps_per_second']:.0f} a second here)", flush=True)
-    return rows
+        seconds = interleaved({make: partial(repeat, make(f, 10, 64), count)
+                               for make in (our_loop, plainest_loop)}, rounds)
+        yield dict(f=f, steps_per_second=count / median(seconds[our_loop]),
+                   **ratio(seconds[plainest_loop], seconds[our_loop]))
 
 
-def repeat(work, count):
-    for _ in range(count):
-        work()
+# --------------------------------------------------------------------------------------------- data
 
-
-def form_work(form, size):
-    B, T, P, J = size
-    return recurrence(GrilMixer(P, P, J, gate="real", form=form), B, T)
-
-
-def forms(rounds):
-    rows = []
-    for size in ((4, 1024, 128, 16), (4, 1024, 256, 2)):
-        names = ["loop", "scan", "chunk"] if size[2] // size[3] < 64 else ["scan", "chunk"]     # a loop over wide states: hours
-        seconds = interleaved({name: form_work(name, size) for name in names}, rounds)
-        for name in names:
-            rows.append(dict(zip("BTPJ", size), form=name, baseline=names[0], megabytes=peak_megabytes(form_work, name, size),
-                             milliseconds=1e3 * statistics.median(seconds[name]), **ratio(seconds[names[0]], seconds[name])))
-            print(f"B, T, P, J = {size}  {name:5s} {shown(rows[-1])} × as fast as {names[0]}  peak "
-                  f"{rows[-1]['megabytes']:7.0f} MB  ({rows[-1]['milliseconds']:.0f} ms here)", flush=True)
-    return rows
-
-
-# --------------------------------------------------------------------------------------------------- the first GPU
-
-def cuda_check(rounds):
-    """Every form, bf16, compile and two training steps on the GPU against float64 on the CPU; what compiling gains."""
-    if not torch.cuda.is_available():
-        print("cuda-check: this machine (or this build of torch) has no CUDA device, so there is nothing to compare")
-        return []
-    rows = []
-
-    def report(what, got, expected, tolerance):
-        error = max((g.detach().cpu().double() - e.detach().double()).abs().max().item() / max(1, e.detach().abs().max().item())
-                    for g, e in zip(got, expected))
-        rows.append(dict(what=what, error=error, tolerance=tolerance, agrees=error <= tolerance))
-        print(f"{'agrees' if error <= tolerance else 'DIFFERS':8s} {what:42s} error {error:.1e} (allowed {tolerance:.0e})",
-              flush=True)
-
-    def run(form, gate, device, dtype, autocast=False, compiled=False):
-        torch.manual_seed(0)
-        block = Block(GrilMixer(64, 64, 4, gate=gate, form=form), 64).double().to(device, dtype)
-        x = torch.randn(2, 300, 64, dtype=torch.float64).to(device, dtype).requires_grad_()
-        module = torch.compile(block, dynamic=False) if compiled else block
-        with torch.autocast(device, torch.bfloat16, enabled=autocast):
-            y = module(x)
-        y.float().square().mean().backward() if dtype != torch.float64 else y.square().mean().backward()
-        return y, x.grad, *(p.grad for p in block.parameters())
-    for gate in ("real", "complex"):
-        exact = run("loop", gate, "cpu", torch.float64)
-        for form in ("loop", "scan", "chunk"):
-            report(f"{form}, {gate} gate, float64", run(form, gate, "cuda", torch.float64), exact, 1e-9)
-            report(f"{form}, {gate} gate, float32", run(form, gate, "cuda", torch.float32), exact, 1e-3)
-            report(f"{form}, {gate} gate, bf16 autocast", run(form, gate, "cuda", torch.float32, autocast=True), exact, 5e-2)
-        for how, dtype, autocast, tolerance in (("float64", torch.float64, False, 1e-9), ("float32", torch.float32, False, 1e-3),
-                                                ("bf16 autocast", torch.float32, True, 5e-2)):
-            report(f"compiled, {gate} gate, {how}", run("chunk", gate, "cuda", dtype, autocast, compiled=True), exact, tolerance)
-        work = {name: trained(make(Block(GrilMixer(256, 128, 16, gate=gate), 256)), 16, 1024, 256)
-                for name, make in (("eager", lambda block: block), ("compiled", partial(torch.compile, dynamic=False)))}
-        seconds = interleaved(work, rounds)
-        rows.append(dict(what=f"eager ÷ compiled, {gate} gate", **ratio(seconds["eager"], seconds["compiled"])))
-        print(f"compiled, {gate} gate: {shown(rows[-1])} × as fast as eager (a block of Text's size, bf16)", flush=True)
-    weights = []
-    for device in ("cpu", "cuda"):
-        torch.manual_seed(0)
-        task, model = NdRegression(f=5, n=5), construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
-        optimizer, generator = torch.optim.AdamW(model.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
-        for _ in range(2):
-            batch = task.sample(64, generator)
-            loss = task.loss(model, type(batch)(*(t.double().to(device) for t in batch)))
-            optimizer.zero_grad(), loss.backward(), optimizer.step()
-        weights.append([p.detach() for p in model.parameters()])
-    report("two training steps, float64", weights[1], weights[0], 1e-9)
-    return rows
-
-
+@benchmark
 def data(rounds, rows=1000):
     """How fast data is made and encoded, on one core: absolute, so only of this machine."""
-    work = {"ListOps, expressions": (lambda: sum(1 for _ in listops_lines(rows)), rows)}
-    folder = data_folder()
-    text, gpt2 = folder / "wikitext-2/wiki.valid.tokens", folder / "gpt2"
+    work = {"ListOps, expressions": (rows, lambda: sum(1 for _ in listops_lines(rows)))}
+    text, gpt2 = data_folder() / "wikitext-2/wiki.valid.tokens", data_folder() / "gpt2"
     if text.exists() and gpt2.exists():
-        encoder = [gpt2 / name for name in ("encoder.json", "vocab.bpe")]
-        work["GPT-2 byte pairs, MB of WikiText-2"] = (lambda: BPE(*encoder).encode(text.read_text()),
-                                                      text.stat().st_size / 1e6)
+        encode = BPE(gpt2 / "encoder.json", gpt2 / "vocab.bpe").encode
+        work["GPT-2 byte pairs, MB of WikiText-2"] = (text.stat().st_size / 1e6,
+                                                      lambda: encode(text.read_text()))
     else:
-        print(f"no {text} or {gpt2}: byte pairs left out (--data is the environment variable GRIL_DATA here)")
-    seconds = interleaved({name: job for name, (job, _) in work.items()}, rounds)
-    rows = []
-    for name, (_, amount) in work.items():
+        yield f"no {text} or {gpt2}: byte pairs left out (GRIL_DATA says where data is)"
+    seconds = interleaved({name: job for name, (_, job) in work.items()}, rounds)
+    for name, (amount, _) in work.items():
         rates = sorted(amount / s for s in seconds[name])
-        rows.append(dict(what=name, per_second=statistics.median(rates), low=rates[0], high=rates[-1]))
-        print(f"{name:36s} {rows[-1]['per_second']:8.1f} a second [{rates[0]:.1f}, {rates[-1]:.1f}]", flush=True)
-    return rows
+        yield dict(what=name, per_second=median(rates), low=rates[0], high=rates[-1])
 
 
+@benchmark
 def loader(rounds, batches=10):
-    """Tokens a second that the loader alone delivers ÷ those that training the tiny model takes, on the files there are."""
-    rows = []
+    """Tokens that the loader alone delivers ÷ those that training the tiny model takes."""
     for name, Task in LRA.items():
         task = Task()
         try:
             stream = task.stream(0, task.recipe["batch"], DEVICE)
         except ValueError as error:
-            print(f"{name}: left out. {error}")
+            yield f"{name}: left out. {error}"
             continue
-        model = task.model().to(DEVICE)
+        model, batch, counts = task.model().to(DEVICE), next(stream), []
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-
-        counts = []
 
         def deliver():
             counts.append(sum(next(stream)[0].numel() for _ in range(batches)))
@@ -464,83 +412,145 @@ def loader(rounds, batches=10):
             optimizer.zero_grad(set_to_none=True)
             task.loss(model, batch).backward()
             optimizer.step()
-        batch = next(stream)
-        seconds = interleaved({"delivered": deliver, "learnt": learn}, rounds)
-        delivered = [n / s for n, s in zip(counts[1:], seconds["delivered"])]           # the first was to warm up
-        learnt = [batch[0].numel() / s for s in seconds["learnt"]]
-        rows.append(dict(task=name, delivered=statistics.median(delivered), **ratio(delivered, learnt)))
-        print(f"{name:12s} {shown(rows[-1])} × the tokens that training takes "
-              f"({rows[-1]['delivered'] / 1e6:.1f} million a second here)", flush=True)
-    return rows
+        seconds = interleaved({deliver: deliver, learn: learn}, rounds)
+        delivered = [n / s for n, s in zip(counts[1:], seconds[deliver])]   # [0] was to warm up
+        learnt = [batch[0].numel() / s for s in seconds[learn]]
+        yield dict(task=name, delivered=median(delivered), **ratio(delivered, learnt))
 
 
-BENCHES = {"core": core, "blocks": blocks, "growth": growth, "streaming": streaming,
-           "generation": generation, "icl": icl, "data": data, "loader": loader, "forms": forms,
-           "cuda-check": cuda_check}
+# ------------------------------------------------------------------------------------ the first GPU
+
+PRECISIONS = {          # dtype of the weights, autocast, error allowed
+    "float64": (torch.float64, False, 1e-9),
+    "float32": (torch.float32, False, 1e-3),
+    "bf16 autocast": (torch.float32, True, 5e-2),
+}
 
 
-# --------------------------------------------------------------------------------------------------------- pictures
+@benchmark
+def cuda_check(rounds):
+    """Every form, bf16, compile and two training steps against the CPU; eager ÷ compiled time."""
+    if not torch.cuda.is_available():
+        yield ("cuda-check: this machine (or this build of torch) has no CUDA device, so there is "
+               "nothing to compare")
+        return
+    for gate in ("real", "complex"):
+        exact = block_run("loop", gate, "cpu", torch.float64, False)
+        for form in ("loop", "scan", "chunk", "compiled"):
+            for name, (dtype, autocast, tolerance) in PRECISIONS.items():
+                got = block_run(form, gate, "cuda", dtype, autocast)
+                yield agreement(f"{form}, {gate} gate, {name}", got, exact, tolerance)
+        eager, compiled = (Block(GrilMixer(256, 128, 16, gate=gate), 256) for _ in range(2))
+        compiled = torch.compile(compiled, dynamic=False)
+        seconds = interleaved({module: passes(module, 16, 1024, 256)        # of Text's size, bf16
+                               for module in (eager, compiled)}, rounds)
+        yield dict(what=f"eager ÷ compiled, {gate} gate",
+                   **ratio(seconds[eager], seconds[compiled]))
+    yield agreement("two training steps, float64", two_steps("cuda"), two_steps("cpu"), 1e-9)
+
+
+def agreement(what, got, expected, tolerance):
+    """The largest error, beside a number's own size where that is above 1."""
+    pairs = [(g.detach().cpu().double(), e.detach().double()) for g, e in zip(got, expected)]
+    error = max(((g - e).abs().max() / e.abs().max().clamp(min=1)).item() for g, e in pairs)
+    return dict(verdict="agrees" if error <= tolerance else "DIFFERS", what=what, error=error,
+                tolerance=tolerance)
+
+
+def block_run(form, gate, device, dtype, autocast):
+    """Output and every gradient of a block."""
+    torch.manual_seed(0)
+    mixer = GrilMixer(64, 64, 4, gate=gate, form="chunk" if form == "compiled" else form)
+    block = Block(mixer, 64).double().to(device, dtype)
+    x = torch.randn(2, 300, 64, dtype=torch.float64).to(device, dtype).requires_grad_()
+    module = torch.compile(block, dynamic=False) if form == "compiled" else block
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        y = module(x)
+    y.to(dtype).square().mean().backward()
+    return y, x.grad, *(p.grad for p in block.parameters())
+
+
+def two_steps(device):
+    """The weights after two steps of training from the construction."""
+    torch.manual_seed(0)
+    task, generator = NdRegression(f=5, n=5), torch.Generator().manual_seed(0)
+    model = construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        batch = task.sample(64, generator)
+        loss = task.loss(model, type(batch)(*(t.double().to(device) for t in batch)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return list(model.parameters())
+
+
+# ----------------------------------------------------------------------------------------- pictures
+
+PICTURES = {            # the panels of each, as panel takes them
+    "core": [dict(x="preset", y="ratio", by=("form", "gate"), log="y",
+                  title="The recurrence against the dense layers of its block",
+                  ylabel="time ÷ dense layers' time")],
+    "blocks": [dict(x="length", y="tokens_per_second", by=("block",), only=mode, title=mode,
+                    ylabel="tokens per second") for mode in ("training", "inference")],
+    "growth": [dict(x="length", y="milliseconds", linear=True, ylabel="ms, forward + backward"),
+               dict(x="length", y="megabytes", linear=True, ylabel="peak MB")],
+    "streaming": [dict(x="position", y="microseconds", by=("block",), ylabel="µs a token")],
+    "icl": [dict(x="f", y="ratio", log="", title="In-context training, N = 10, batch 64",
+                 ylabel="steps ÷ plainest loop's steps", ylim=(0, None))],
+}
+
 
 def plot(what, rows):
-    panels = 2 if what in ("blocks", "growth") else 1
-    figure, axes = plt.subplots(1, panels, figsize=(10 if panels == 2 else 6.5, 3.6), layout="constrained", squeeze=False)
-    ax = axes[0, 0]
-    if what == "core":
-        names = list(PRESETS)
-        series = sorted({(r["gate"], r["form"]) for r in rows if r["form"] in ("chunk", "scan")}, reverse=True)
-        for i, (gate, form) in enumerate(series):
-            values = {r["preset"]: r["ratio"] for r in rows if (r["gate"], r["form"]) == (gate, form)}
-            places = [k + 0.13 * (i - (len(series) - 1) / 2) for k, n in enumerate(names) if n in values]
-            ax.bar(places, [values[n] for n in names if n in values], 0.12, label=f"{form}, {gate} gate")
-        ax.set_xticks(range(len(names)), names, fontsize=8), ax.axhline(1, color="grey", ls=":"), ax.set_yscale("log")
-        ax.set(ylabel="time ÷ dense layers' time",
-               title="The recurrence against the dense layers of its block"), ax.legend(fontsize=7)
-    elif what == "blocks":
-        for ax, mode in zip(axes[0], ("training", "inference")):
-            for name in BLOCKS:
-                line = [(r["length"], r["tokens_per_second"]) for r in rows if (r["mode"], r["block"]) == (mode, name)]
-                ax.loglog(*zip(*line), marker="o", ms=3, label=name, lw=2.5 if name == "GRIL" else 1.2)
-            ax.set(title=mode, xlabel="length", ylabel="tokens per second")
-        axes[0, 1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    elif what == "growth":
-        for ax, key, label in zip(axes[0], ("milliseconds", "megabytes"), ("ms, forward + backward", "peak MB")):
-            ax.loglog([r["length"] for r in rows], [r[key] for r in rows], marker="o")
-            ax.loglog([r["length"] for r in rows], [rows[0][key] * r["length"] / rows[0]["length"] for r in rows],
-                      color="grey", ls=":", label="linear")
-            ax.set(xlabel="length, batch 1", ylabel=label), ax.legend()
-    elif what == "streaming":
-        for name in dict.fromkeys(r["block"] for r in rows):
-            ax.loglog(*zip(*((r["position"], r["microseconds"]) for r in rows if r["block"] == name)), marker="o", label=name)
-        ax.set(xlabel="position in the stream", ylabel="µs a token"), ax.legend()
-    elif what == "icl":
-        ax.plot([r["f"] for r in rows], [r["ratio"] for r in rows], marker="o")
-        ax.set(xlabel="f", ylabel="steps ÷ plainest loop's steps", ylim=(0, None),
-               title="In-context training, N = 10, batch 64")
-    else:
-        plt.close(figure)
-        return print(f"--plot: there is no picture of {what}")
-    path = place(f"bench_{what}.png", False)
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
-    print(f"figure    {path}")
+    if what not in PICTURES:
+        print(f"--plot: there is no picture of {what}")
+        return
+    count = len(PICTURES[what])
+    figure, axes = plt.subplots(1, count, figsize=(3 + 3.5 * count, 3.6), squeeze=False)
+    for ax, how in zip(axes[0], PICTURES[what]):
+        panel(ax, rows, **how)
+    if what != "icl":
+        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    finish(figure, f"bench_{what}")
+
+
+def panel(ax, rows, x, y, by=(), only="", linear=False, log="xy", **look):
+    """A line for each kind of rows, named by the columns `by`; only: of this mode."""
+    lines = {}
+    for r in rows:
+        if only in ("", r.get("mode")):
+            lines.setdefault(", ".join(r[name] for name in by), []).append((r[x], r[y]))
+    for label, points in lines.items():
+        ax.plot(*zip(*points), "o-", ms=3, lw=2.5 if label == "GRIL" else 1.2, label=label)
+    if linear:
+        (first, start), (last, _) = points[0], points[-1]
+        ax.plot([first, last], [start, start * last / first], ":", color="grey", label="linear")
+    for axis in log:
+        ax.set(**{f"{axis}scale": "log"})
+    ax.set(**{"xlabel": x, **look})
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=BENCHES)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers there")
-    parser.add_argument("--compile", action="store_true", help="of core: torch.compile both sides, a minute each")
-    parser.add_argument("--plot", action="store_true", help="also draw them, into docs/images/bench_WHAT.png")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the numbers there")
+    parser.add_argument("--compile", action="store_true",
+                        help="of core: torch.compile both sides, a minute each")
+    parser.add_argument("--plot", action="store_true",
+                        help="also draw them, into docs/images/bench_WHAT.png")
     args = parser.parse_args(argv)
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
     if args.compile and args.what != "core":
         parser.error(f"--compile is for core; {args.what} has no compiled side")
-    print(f"torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads, {args.rounds} rounds")
-    rows = BENCHES[args.what](args.rounds, **dict(compiled=True) if args.compile else {})
+    print(f"torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads, "
+          f"{args.rounds} rounds")
+    options = dict(compiled=True) if args.compile else {}
+    rows = BENCHES[args.what](args.rounds, **options)
     if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1))
+        args.json.write_text(json.dumps(rows, indent=1))
     if args.plot:
         plot(args.what, rows)
 

@@ -1,6 +1,6 @@
 """Long Range Arena (Tay et al. 2021): five tasks and their classifier.
 
-  python lra.py prepare listops    generate it by LRA's rules, about a minute
+  python lra.py prepare listops    generate it by LRA's rules, two minutes
   python lra.py prepare image      read CIFAR-10, downloaded if not there
   python lra.py show pathfinder    one example decoded, lengths, label counts
   python train.py --task text      train; --size paper, --model lru, …
@@ -119,9 +119,10 @@ class Classifier(nn.Module):
         super().__init__()
         self.embed, self.layers, self.documents = embed, nn.ModuleList(layers), documents
         self.norm = nn.LayerNorm(H) if norm else nn.Identity()
-        self.head = nn.Linear(H, classes)
         if documents == 2:
-            self.head = nn.Sequential(nn.Linear(4 * H, H), nn.GELU(), self.head)
+            self.head = nn.Sequential(nn.Linear(4 * H, H), nn.GELU(), nn.Linear(H, classes))
+        else:
+            self.head = nn.Linear(H, classes)
 
     def forward(self, tokens, lengths):
         x = self.embed(tokens)                                  # (B, T, H), both documents in B

@@ -101,7 +101,7 @@ PAPER = dict(LAPTOP, steps=300_000, lr=2e-4, recurrent_lr=1e-4, warmup=3000, cli
 
 
 class InContext(Task):
-    """Prompts of one kind: how they are drawn, what solves them, and what a model is compared with."""
+    """Prompts of one kind: how they are drawn, what solves them, what is set beside a model."""
     reference = "gradient descent"
     layered = ()                    # models of the task itself that have as many as --layers
     dense_start = True              # gradient descent is found early
@@ -190,9 +190,10 @@ class InContext(Task):
         raise NotImplementedError
 
     def model(self, name="gril"):
-        others = [other for other in baselines.offered("in_context")      # pairs, of x_1, y_1, … alone
-                  if other != "linear_attention_pairs" or self.example(1).s.shape[1] == 2 * self.N + 1]
-        known(f"model for {self.name}", name, dict.fromkeys([*self.models(), *others]))
+        others = dict.fromkeys(baselines.offered("in_context"))
+        if self.example(1).s.shape[1] != 2 * self.N + 1:        # not x_1, y_1, …: nothing to pair
+            del others["linear_attention_pairs"]
+        known(f"model for {self.name}", name, {**dict.fromkeys(self.models()), **others})
         if name in others:
             return self.other(name)
         if self.width or self.heads:
@@ -237,7 +238,7 @@ class InContext(Task):
         return self.error(query(model, batch.s), batch.y[:, -1])
 
     def residual(self, prediction, y):
-        """Minus the derivative of an example's loss by W x: what gradient descent writes beside x."""
+        """Minus the derivative of an example's loss by W x; gradient descent writes it beside x."""
         return y - prediction
 
     def optimal(self):
@@ -308,8 +309,8 @@ class InContext(Task):
         distances = [f"{name} {r[name + '_distance']:.4f}" for name in ("PsiTheta", "Q", "q")
                      if name + "_distance" in r]
         if distances:
-            gain, eta = (", ".join(f"{g:.3f}" for g in sorted(torch.tensor(r[key]).flatten().tolist()))
-                         for key in ("gain", "eta"))
+            sizes = (torch.tensor(r[key]).flatten().sort().values for key in ("gain", "eta"))
+            gain, eta = (", ".join(f"{size:.3f}" for size in of.tolist()) for of in sizes)
             lines += [f"largest distance from the construction, scale removed: "
                       f"{', '.join(distances)}; mean of |A - 1| {r['A_distance']:.4f}",
                       f"step size in the weights: {gain}; of {self.reference}: {eta}"]
@@ -317,7 +318,7 @@ class InContext(Task):
 
 
 class Stream:
-    """Endless fresh batches of one seed; position() and seek() let a stopped run go on with them."""
+    """Endless fresh batches of one seed; position() and seek() let a stopped run go on."""
 
     def __init__(self, task, seed, batch, device, rank, world):
         self.task, self.batch = task, batch
@@ -407,7 +408,7 @@ class MultistepRegression(InContext):
 
 
 class NonlinearRegression(InContext):
-    """App. B.4: sine targets. The explicit reference is linear GD; GD† (a model) stands beside it."""
+    """App. B.4: sine targets. The explicit reference is linear GD; GD† is a model beside it."""
     name, layered = "nonlinear_regression", ("gril", "gd_dagger")
     recipes = dict(default=dict(DEFAULT, steps=4000), paper=PAPER)
 

@@ -14,12 +14,9 @@ The loop knows nothing of regression: what it asks of a task is tasks.Task.
 Dropout draws from (seed, step, share of the batch) alone: there is no random state to save, and two
 shares of a batch are the same whether two GPUs take them or one GPU in two turns (--accumulate 2).
 
-A run's folder holds config.json, metrics.csv, result.json, figure.png, last.pt to go on from,
-previous.pt until the run is over, and the weights that result.json speaks of: best.pt where
-validation chooses them, else weights.pt.
+What a run's folder holds is in files/runs.py.
 """
 import argparse
-import errno
 import json
 import math
 import os
@@ -31,6 +28,8 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+
+from machine.errors import known, spoken            # before torch, which takes seconds to load
 
 import torch
 import torch.distributed as dist
@@ -45,7 +44,6 @@ from lm import LM
 from lra import LRA
 from machine.cost import dry_run
 from machine.devices import agree, catch_signals, prepare, processes, seed_dropout
-from machine.errors import known
 from machine.options import LOOP, flag
 from pictures.run import draw_run
 from tasks import TASKS as IN_CONTEXT
@@ -162,40 +160,35 @@ def train(args):
 
 def setup(args, turns, recipe):
     """What a run has in hand: its task (once for each turn), machine, model, optimiser, data."""
-    rank, world = processes()
-    device, dtype, autocast = prepare(recipe, world)
-    config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
-                  test_every_validation=args.test_every_validation, **recipe)
+    run = SimpleNamespace(args=args, task=turns[0], recipe=recipe, step=0, best_saved=0)
+    run.rank, run.world = processes()
+    run.device, run.dtype, run.autocast = prepare(recipe, run.world)
+    run.config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
+                      test_every_validation=args.test_every_validation, **recipe)
 
-    # ---- model, optimiser, data
     torch.manual_seed(args.seed)
-    model = turns[0].model(args.model).to(device)
-    folder = run_folder(args, config) if rank == 0 else args.out
-    groups = parameter_groups(model, recipe)
-    optimizer = torch.optim.AdamW(groups, lr=recipe["lr"], fused=device.type in ("cpu", "cuda"))
-    objective = Objective(turns, model, compiles(args.compile, device, turns[0]))
-    if world > 1:
-        objective = DistributedDataParallel(
-            objective, device_ids=[device] if device.type == "cuda" else None)
-    first, shares = rank * len(turns), world * len(turns)       # of the batch
-    streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], device, first + i, shares)
-               for i, turn in enumerate(turns)]
+    run.model = run.task.model(args.model).to(run.device)
+    run.folder = run_folder(args, run.config) if run.rank == 0 else args.out
+    run.groups = parameter_groups(run.model, recipe)
+    run.optimizer = torch.optim.AdamW(run.groups, lr=recipe["lr"],
+                                      fused=run.device.type in ("cpu", "cuda"))
+    run.objective = Objective(turns, run.model, compiles(args.compile, run.device, run.task))
+    if run.world > 1:
+        run.objective = DistributedDataParallel(
+            run.objective, device_ids=[run.device] if run.device.type == "cuda" else None)
+    run.first, run.shares = run.rank * len(turns), run.world * len(turns)       # of a batch
+    run.streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], run.device, run.first + i,
+                               run.shares) for i, turn in enumerate(turns)]
 
-    # ---- from the beginning, or from the last checkpoint
-    step, seconds = 0, 0.0
-    best = dict(score=None, step=0, since=0, weights=None, test=None)
-    if args.resume and (state := read_checkpoint(folder, config, rank, world)):
-        step, seconds, best = state["step"], state["seconds"], state["best"]
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        for stream in streams:
+    seconds, run.best = 0.0, dict(score=None, step=0, since=0, weights=None, test=None)
+    if args.resume and (state := read_checkpoint(run.folder, run.config, run.rank, run.world)):
+        run.step, seconds, run.best = state["step"], state["seconds"], state["best"]
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        for stream in run.streams:
             stream.seek(state["stream"])
-    run = SimpleNamespace(
-        args=args, task=turns[0], recipe=recipe, config=config, rank=rank, world=world,
-        device=device, dtype=dtype, autocast=autocast, model=model, groups=groups,
-        optimizer=optimizer, objective=objective, streams=streams, first=first, shares=shares,
-        folder=folder, step=step, best=best, best_saved=0, start=time.perf_counter() - seconds)
-    if rank == 0 and not args.quiet:
+    run.start = time.perf_counter() - seconds
+    if run.rank == 0 and not args.quiet:
         print_facts(run)
     return run
 
@@ -307,6 +300,7 @@ def better(run, scores):
 
 
 def checkpoint(run, rows, position):
+    """metrics.csv, best.pt and last.pt, brought up to date by rank 0."""
     if hasattr(run.streams[0], "gathered"):
         position = run.streams[0].gathered(position)            # every process has its part
     if run.rank > 0:
@@ -410,9 +404,8 @@ def schedule(step, warmup, steps):
 def say_how_to_go_on(run):
     if run.rank > 0:
         return
-    start = "python"
-    if run.world > 1:
-        start = f"torchrun --nproc_per_node {os.environ.get('LOCAL_WORLD_SIZE', run.world)}"
+    each = os.environ.get("LOCAL_WORLD_SIZE", run.world)
+    start = f"torchrun --nproc_per_node {each}" if run.world > 1 else "python"
     words = [word for word in run.args.command if word not in ("--force", "--resume")]
     words += ([] if run.args.out else ["--out", str(run.folder)]) + ["--resume"]
     print(f"stopped after step {run.step:,}; go on with", file=sys.stderr)
@@ -441,14 +434,8 @@ def stop_at_nonfinite(run, loss, norm, position):
 def main(argv=None):
     args, dtype = arguments(argv), torch.get_default_dtype()
     try:
-        return train(args)
-    except (ValueError, FloatingPointError) as error:
-        sys.exit(f"train.py: {error}")
-    except OSError as error:
-        full = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            full = ". What was written before is whole: make room, then --resume"
-        sys.exit(f"train.py: {error}{full}")
+        with spoken("train.py"):
+            return train(args)
     except RuntimeError as error:
         if not dist.is_initialized():
             raise

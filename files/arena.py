@@ -101,6 +101,7 @@ def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
             with open(f"{part}/{name}", "wb") as file:
                 file.write(b"Source\tTarget\r\n")
                 file.writelines(itertools.islice(lines, n))
+        list(lines)                                             # ends the bar and the workers
         for name in reversed(LISTOPS_FILES):                    # train last: it is looked for
             os.replace(f"{part}/{name}", folder / name)
 

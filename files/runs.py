@@ -1,6 +1,8 @@
-"""The folder of a run: config.json, metrics.csv, result.json, weights, checkpoints.
+"""The folder of a run, in which every file is written whole or not at all.
 
-Each is written whole or not at all.
+It holds config.json, metrics.csv, result.json, figure.png, last.pt to go on from, previous.pt until
+the run is over, and the weights that result.json speaks of: best.pt where validation chooses them,
+else weights.pt.
 """
 import csv
 import hashlib

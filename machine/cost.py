@@ -1,6 +1,5 @@
 """What a run would cost, counted on the meta device: every shape, no number."""
 import textwrap
-from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -12,14 +11,11 @@ from baselines import parameters
 from gril import GrilMixer
 
 
-class GPU(NamedTuple):
-    number: int
-    flops: float                    # a second, the peak in bfloat16
-    memory: float                   # bytes a second
-
-
-GPUS = {"one A100": GPU(1, 312e12, 2.04e12), "one H100": GPU(1, 989e12, 3.35e12),
-        "four H100": GPU(4, 989e12, 3.35e12)}
+GPUS = {                            # FLOPs a second (the peak in bfloat16), bytes a second
+    "one A100": dict(number=1, flops=312e12, memory=2.04e12),
+    "one H100": dict(number=1, flops=989e12, memory=3.35e12),
+    "four H100": dict(number=4, flops=989e12, memory=3.35e12),
+}
 UTILISATION, LAUNCH = 0.3, 5e-6     # of the peak; seconds a kernel: assumptions, not measured
 FUSED = {"real": 76, "complex": 102}            # kernels inductor makes of a layer's recurrence
 FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view",
@@ -29,7 +25,7 @@ FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"
 def dry_run(args, task, recipe, world):
     """Forward and backward of the full size, counted and printed."""
     r = count(task, args.model, recipe, world)
-    r["hours"] = {gpu: hours(r, recipe["steps"], GPUS[gpu]) for gpu in GPUS}
+    r["hours"] = {gpu: hours(r, recipe["steps"], **numbers) for gpu, numbers in GPUS.items()}
     show(r, args, task, recipe, world)
     return r
 
@@ -40,7 +36,11 @@ def count(task, name, recipe, world):
     shares = world * turns
     with torch.device("meta"):
         model, batch = task.model(name), task.example(recipe["batch"] // shares)
-    no_plain_tensors(model)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                raise ValueError(f"{type(module).__name__}.{name} is a plain tensor, which "
+                                 "model.to(device) would leave behind: register_buffer, please")
     own, kept = {p.untyped_storage()._cdata for p in model.parameters()}, {}
 
     def keep(x):
@@ -64,14 +64,6 @@ def count(task, name, recipe, world):
         saved = len(mixers) * (recurrence_kernels(mixers[0], (B, T)) - r["fused"])
         r["compiled"] = (device.kernels - saved) * turns
     return r
-
-
-def no_plain_tensors(model):
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, torch.Tensor):
-                raise ValueError(f"{type(module).__name__}.{name} is a plain tensor, which "
-                                 "model.to(device) would leave behind: register_buffer, please")
 
 
 class OneDevice(TorchDispatchMode):
@@ -108,12 +100,12 @@ def recurrence_kernels(mixer, tokens):
     return device.kernels
 
 
-def hours(r, steps, gpu):
+def hours(r, steps, number, flops, memory):
     """Of the run on such GPUs, by each bound, and the largest of them, eager and compiled."""
     seconds = dict(launches=r["kernels"] * LAUNCH,
                    compiled=(r["compiled"] or r["kernels"]) * LAUNCH,
-                   traffic=r["traffic"] / (gpu.number * gpu.memory),
-                   products=r["flops"] / (gpu.number * gpu.flops * UTILISATION))
+                   traffic=r["traffic"] / (number * memory),
+                   products=r["flops"] / (number * flops * UTILISATION))
     by = {name: value * steps / 3600 for name, value in seconds.items()}
     by["eager"] = max(by["launches"], by["traffic"], by["products"])
     by["best"] = max(by["compiled"], by["traffic"], by["products"])

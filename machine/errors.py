@@ -44,8 +44,9 @@ def spoken(script):
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or "memory" in str(error).lower()):
             raise
-        sys.exit(f"{script}: too little memory ({str(error).splitlines()[0] or 'none left'}). "
-                 "A smaller --batch, or --accumulate 2, needs less")
+        what = f" ({str(error).splitlines()[0]})" if str(error) else ""
+        sys.exit(f"{script}: too little memory{what}. A smaller --batch, or --accumulate 2, "
+                 "needs less")
 
 
 def known(what, name, table):

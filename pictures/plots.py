@@ -1,12 +1,11 @@
-"""What every picture and table shares: runs that are trained once, tables, curves with their spread, matrices; the picture
-of one run, for train.py.
+"""What pictures and tables share: numbers with their spread, tables of results, curves, matrices.
 
-The pictures themselves: figures.py (the paper's, and the command line), comparisons.py (other models), drawings.py (how it
-works). Runs are kept under runs/figures and used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) is
-how many train at a time, each on one core.
+The pictures themselves: figures.py (the paper's, and the command line), comparisons.py (other
+models), drawings.py (how it works), run.py (one run). A result is a run's result.json, with its
+folder.
 """
 import csv
-import math
+import os
 import statistics
 from pathlib import Path
 
@@ -16,12 +15,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+IMAGES = Path(__file__).resolve().parents[1] / "docs/images"
 BLUE, ORANGE, GREEN, RED, GREY = "#2f6db3", "#e08214", "#3c9a5f", "#c0392b", "#8a8a8a"
-plt.rcParams.update({"figure.dpi": 130, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
-                     "axes.spines.right": False, "legend.frameon": False, "image.cmap": "RdBu_r"})
+WINDOW = ("$x_t$", "$y_t$", "$x_{t+1}$")
+plt.rcParams.update({
+    "figure.dpi": 130, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
+    "axes.spines.right": False, "legend.frameon": False, "image.cmap": "RdBu_r"})
 
 
-# -------------------------------------------------------------------------------------------------- numbers and tables
+# ------------------------------------------------------------------------------- numbers and tables
 
 def spread(values):
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
@@ -32,8 +34,9 @@ def pm(values, digits=4):
     return f"{mean:.{digits}f} ± {std:.{digits}f}"
 
 
-def minutes(result):
-    return f"{result['seconds'] / 60:.1f}"
+def numbers(results, key, over=None):
+    """A number of each result, or its ratio to another of the same result."""
+    return [r[key] / r[over] if over else r[key] for r in results]
 
 
 def print_table(title, head, rows):
@@ -46,49 +49,110 @@ def print_table(title, head, rows):
             print("  ".join("-" * width for width in widths))
 
 
+def rows(groups, columns):
+    """A row of cells for each group of results, label -> results.
+
+    A column is a function from a group to its cell, or the cells themselves by label.
+    """
+    for label, results in groups.items():
+        yield (*(label if isinstance(label, tuple) else (label,)),
+               *(column.get(label, "") if isinstance(column, dict) else column(results)
+                 for column in columns.values()))
+
+
+def table(title, labels, groups, columns):
+    print_table(title, (*labels, *columns), rows(groups, columns))
+
+
+def mean(key, over=None, digits=4):
+    """A column: mean ± standard deviation of a number, or of its ratio to another."""
+    return lambda results: pm(numbers(results, key, over), digits)
+
+
+def largest(key, digits=3):
+    return lambda results: f"{max(numbers(results, key)):.{digits}f}"
+
+
+def first(key, form, over=None):
+    """A column: a number of the group's first result, or its ratio to another."""
+    return lambda results: format(numbers(results, key, over)[0], form)
+
+
+def seconds(results):
+    return f"{spread(numbers(results, 'seconds'))[0]:.0f}"
+
+
+def minutes(results):
+    return f"{results[0]['seconds'] / 60:.1f}"
+
+
+def metrics(result):
+    with open(result["folder"] / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def curves(results, column):
     """(steps, mean over seeds, std over seeds) of a column of metrics.csv."""
-    tables = []
-    for result in results:
-        with open(result["folder"] / "metrics.csv", newline="") as file:
-            tables.append(list(csv.DictReader(file)))
-    steps = [int(row["step"]) for row in tables[0]]
-    means, stds = zip(*(spread([float(table[i][column]) for table in tables]) for i in range(len(steps))))
-    return np.array(steps), np.array(means), np.array(stds)
+    points = [(int(at[0]["step"]), *spread([float(row[column]) for row in at]))
+              for at in zip(*map(metrics, results))]
+    return tuple(map(np.array, zip(*points)))
+
+
+def last(results, column):
+    return float(curves(results, column)[1][-1])
 
 
 def flattened(results):
-    """Change of the validation loss over the last tenth of training, in per cent: a flat curve is a finished run."""
+    """Change of the validation loss over the last tenth of training: flat is finished."""
     _, loss, _ = curves(results, "loss")
     tenth = max(1, len(loss) // 10)
     return f"{100 * (loss[-1] / loss[-1 - tenth] - 1):+.2f} %"
 
 
-# ------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------ drawing
 
-def band(ax, results, column, color, label):
+def band(ax, results, column, color, label, per_step=1):
+    """A curve along training and one standard deviation on either side."""
     steps, mean, std = curves(results, column)
-    ax.plot(steps, mean, color=color, label=label)
-    ax.fill_between(steps, mean - std, mean + std, color=color, alpha=0.25, lw=0)
+    ax.plot(per_step * steps, mean, color=color, label=label)
+    ax.fill_between(per_step * steps, mean - std, mean + std, color=color, alpha=0.25, lw=0)
 
 
-def bars(ax, labels, groups):
-    width = 0.8 / len(groups)
-    for i, ((name, values), color) in enumerate(zip(groups.items(), (BLUE, ORANGE, GREEN, RED))):
-        means, stds = zip(*map(spread, values))
-        places = [k + (i - (len(groups) - 1) / 2) * width for k in range(len(labels))]
-        ax.bar(places, means, width * 0.9, yerr=stds if any(stds) else None, color=color, label=name, capsize=2)
-    ax.set_xticks(range(len(labels)), labels)
+def losses(ax, groups, reference, color=ORANGE):
+    """Losses along training, label -> results; gradient descent's, the zero predictor's."""
+    for (label, results), hue in zip(groups.items(), (BLUE, ORANGE)):
+        band(ax, results, "loss", hue, label)
+    ours = next(iter(groups.values()))
+    ax.axhline(float(curves(ours, "gd_loss")[1][0]), color=color, ls="--", label=reference)
+    ax.axhline(ours[0]["zero_loss"], color=GREY, ls=":", label="zero predictor")
+    ax.set(xscale="log", xlabel="optimiser step")
+
+
+def narrow_legend(ax, loc, *others):
+    """A legend that fits beside curves which bend in the middle; others: axes on the same place."""
+    handles = [h for axes in (ax, *others) for h in axes.get_legend_handles_labels()[0]]
+    ax.legend(handles, [h.get_label().replace(", ", ",\n") for h in handles], loc=loc, fontsize=7,
+              handlelength=1.6, handletextpad=0.5, borderaxespad=0.3)
+
+
+def bars(ax, groups, keys):
+    """Over each label of the groups (label -> results) a bar for each of the keys (name -> key)."""
+    width = 0.8 / len(keys)
+    for i, ((name, key), color) in enumerate(zip(keys.items(), (BLUE, ORANGE, GREEN, RED))):
+        means, stds = zip(*(spread(numbers(results, key)) for results in groups.values()))
+        places = [k + (i - (len(keys) - 1) / 2) * width for k in range(len(groups))]
+        ax.bar(places, means, width * 0.9, yerr=stds if any(stds) else None, color=color,
+               label=name, capsize=2)
+    ax.set_xticks(range(len(groups)), list(groups))
     ax.legend()
 
 
-def legend_right(ax, handles=None):
-    """Steps on a logarithmic axis, with room for the legend where the curves have ended."""
-    ax.set_xscale("log")
-    last = ax.dataLim.x1
-    ax.set_xlim(right=last ** 1.9), ax.minorticks_off()
-    ax.set_xticks([10 ** i for i in range(int(math.log10(last)) + 1)])
-    ax.legend(handles=handles, loc="center right", fontsize=7)
+def errorbars(ax, groups, keys):
+    """The groups (x -> results) as a line with error bars for each of the keys (name -> key)."""
+    for (name, key), color, style in zip(keys.items(), (BLUE, ORANGE), ("-", "--")):
+        means, stds = zip(*(spread(numbers(results, key)) for results in groups.values()))
+        ax.errorbar(list(groups), means, stds, color=color, label=name, capsize=2, ls=style)
+    ax.legend()
 
 
 def matrix(ax, M, title, labels=None):
@@ -96,33 +160,33 @@ def matrix(ax, M, title, labels=None):
     M = torch.atleast_2d(M.detach())
     ax.imshow(M.numpy(), vmin=-1.2, vmax=1.2, aspect="equal")
     if M.numel() <= 30:
-        for i, j in ((i, j) for i in range(M.shape[0]) for j in range(M.shape[1])):
-            ax.text(j, i, f"{M[i, j]:.2f}".replace("-0.00", "0.00"), ha="center", va="center", fontsize=7,
-                    color="white" if M[i, j].abs() > 0.7 else "black")
-    ax.set_xticks([]), ax.set_yticks([]), ax.spines[:].set_visible(False), ax.tick_params(length=0)
+        for (i, j), x in np.ndenumerate(M.numpy()):
+            ax.text(j, i, f"{x:.2f}".replace("-0.00", "0.00"), ha="center", va="center",
+                    fontsize=7, color="white" if abs(x) > 0.7 else "black")
+    ax.set(title=title, xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
     if labels:
         ax.set_xticks(range(M.shape[1]), labels)
-        ax.set_yticks(*((range(M.shape[0]), labels) if M.shape[0] > 1 else ([],)))
-    ax.set_title(title)
+    if labels and len(M) > 1:
+        ax.set_yticks(range(len(M)), labels)
 
 
 def place(name, quick):
-    """Where a picture goes: docs/images/, or beside the runs if it shows nothing yet."""
-    folder = Path("runs/figures" if quick else "docs/images")
+    """Where a picture goes: docs/images, or beside the runs if it shows nothing yet."""
+    folder = Path("runs/figures") if quick else IMAGES
     folder.mkdir(parents=True, exist_ok=True)
     stem, ending = name.split(".")
-    return folder / f"{stem}{'-quick' * quick}.{ending}"
+    return folder / (f"{stem}-quick.{ending}" if quick else name)
 
 
-def finish(figure, name, quick):
-    path = place(f"{name}.png", quick)
+def save(figure, path, layout="constrained"):
+    figure.set_layout_engine(layout)
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
-    print(f"\nfigure    {path}")
+    return path
 
 
-# ---------------------------------------------------------------------------------------------- the picture of one run
-
-WINDOW = ("$x_t$", "$y_t$", "$x_{t+1}$")
-
-
+def finish(figure, name, quick=False, layout="constrained"):
+    path = save(figure, place(f"{name}.png", quick), layout)
+    print(f"\nfigure    {os.path.relpath(path)}")

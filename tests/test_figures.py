@@ -1,6 +1,6 @@
 """Every table and picture from canned results, so that it is known what must be shown.
 
-    .venv/bin/python -m pytest -q test_figures.py
+    .venv/bin/python -m pytest -q tests/test_figures.py
 """
 import csv
 import itertools
@@ -65,7 +65,6 @@ class InProcess:
 @pytest.fixture(autouse=True)
 def nothing_is_tuned(monkeypatch):
     """Step sizes stay where the search would start."""
-    monkeypatch.setattr(tasks, "_TUNED", {})
     for module in (tasks, figures):
         monkeypatch.setattr(module, "tune", lambda family, start, task: list(start))
     monkeypatch.setattr(trained, "ProcessPoolExecutor", InProcess)
@@ -88,12 +87,9 @@ class Canned:
         task, model, folder = options["task"], options["model"], folder.absolute()
         Task = train.TASKS[task]
         recipe = options.setdefault("recipe", next(iter(Task.recipes)))
-        config = {**train.DEFAULTS, **Task.recipes[recipe],
-                  **dict.fromkeys(("task", "model", "seed", "recipe"))}
-        if hasattr(Task, "adapt"):
-            config |= Task.adapt(recipe, model)
-        assert options.keys() <= config.keys()
-        config |= options
+        numbers = Task.numbers(recipe, model)
+        assert options.keys() <= {*numbers, "task", "model", "seed", "recipe"}
+        config = numbers | options
         own = sorted(options.items())
         result = {**config, **{name: number(own, name) for name in NUMBERS}}
         result |= {name: 100 * result[name] for name in PERCENT}
@@ -106,7 +102,7 @@ class Canned:
         folder.mkdir(parents=True, exist_ok=True)
         if task in TASKS:
             torch.default_generator.manual_seed(config["seed"])
-            network = Task(config).model(model)
+            network = Task(**{name: config[name] for name in numbers}).model(model)
             if isinstance(network, MultistepGRIL):
                 construct_multistep(network, torch.tensor(result["gain"]), config["n"])
                 network.Q.data[-1, 1] *= 2
@@ -140,6 +136,7 @@ class Canned:
 def canned(monkeypatch, tmp_path):
     canned = Canned()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plots, "IMAGES", tmp_path / "docs/images")
     monkeypatch.setattr(train, "train", canned.train)
     return canned
 
@@ -206,7 +203,7 @@ def spreads(groups):
 def watched():
     """The figures that are drawn and the prompts that are sampled meanwhile."""
     seen = SimpleNamespace(figures=[], sampled=[])
-    sample, savefig = tasks.Task.sample, plt.Figure.savefig
+    sample, savefig = tasks.InContext.sample, plt.Figure.savefig
 
     def save(figure, path, **how):      # where things stand on the page costs more than the rest
         figure.set_layout_engine("none")
@@ -217,7 +214,7 @@ def watched():
         seen.sampled.append(sample(task, B, generator))
         return seen.sampled[-1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.Task, "sample", record)
+        patch.setattr(tasks.InContext, "sample", record)
         patch.setattr(plt, "close", seen.figures.append)
         patch.setattr(plt.Figure, "savefig", save)
         yield seen
@@ -248,10 +245,11 @@ def shown(tmp_path_factory):
             return scores
         with watched() as seen, pytest.MonkeyPatch.context() as patch:
             patch.chdir(tmp_path_factory.mktemp(name))
+            patch.setattr(plots, "IMAGES", plots.Path("docs/images"))
             patch.setattr(trained, "run", now.make)
             patch.setattr(figures, "evaluate", score)
             patch.setattr("builtins.print", lambda text: printed.append(text))
-            figures.main([name] + ["--quick"] * (name in SHORT))
+            figures.main([name, "--quick"] if name in SHORT else [name])
         (figure,), now.sampled = seen.figures, seen.sampled
         now.axes, now.tables = figure.axes, read_tables("\n".join(printed))
         now.ax = {ax.get_title(): ax for ax in figure.axes}
@@ -270,7 +268,7 @@ def test_the_spread_is_the_standard_deviation_of_a_sample():
     assert spread([1, 2, 6]) == (3, pytest.approx(math.sqrt(7)))
     assert spread([2.5]) == (2.5, 0)
     assert pm([1, 2, 6]) == "3.0000 ± 2.6458" and pm([0.5], 2) == "0.50 ± 0.00"
-    assert minutes(dict(seconds=90)) == "1.5"
+    assert minutes([dict(seconds=90)]) == "1.5"
 
 
 def test_a_table_prints_every_cell_under_its_head(capsys):
@@ -315,7 +313,8 @@ def test_a_band_is_the_mean_and_one_standard_deviation_on_either_side(metrics):
 
 def test_bars_stand_over_their_labels_with_their_spread():
     _, ax = plt.subplots()
-    plots.bars(ax, ["left", "right"], {"a": [[1, 2, 6], [4]], "b": [[5], [7, 9]]})
+    plots.bars(ax, {"left": [dict(a=x, b=5) for x in (1, 2, 6)],
+                    "right": [dict(a=4, b=x) for x in (7, 9)]}, {"a": "a", "b": "b"})
     assert [text.get_text() for text in ax.get_xticklabels()] == ["left", "right"]
     same(drawn(ax)["a"][0] + drawn(ax)["a"][1], [3, 4, math.sqrt(7), 0])
     same(drawn(ax)["b"][0] + drawn(ax)["b"][1], [5, 8, 0, math.sqrt(2)])
@@ -354,9 +353,9 @@ def test_runs_that_differ_in_one_setting_are_two_runs(canned, change):
 
 
 def test_a_run_is_made_once_and_its_defaults_need_not_be_said(canned):
-    first = trained.runs([BASE, dict(task="nd_regression", seed=0)], False)
-    again = trained.runs([dict(task="nd_regression", seed=0, f=10, n=10, model="gril"), BASE], False)
-    assert again == first[::-1] and len(canned.made) == 2
+    full = dict(task="nd_regression", seed=0, f=10, n=10, model="gril")
+    first = trained.runs([BASE, dict(task="nd_regression", seed=0), full, BASE], False)
+    assert trained.runs([full, BASE], False) == first[1::-1] == first[2:] and len(canned.made) == 2
 
 
 def test_a_run_that_was_stopped_is_made_anew(canned):
@@ -400,7 +399,7 @@ def test_a_rate_that_diverges_is_noted_as_such(canned, monkeypatch):
 
 
 def test_a_picture_that_shows_nothing_yet_is_not_put_among_the_others(canned):
-    assert str(plots.place("a.png", False)) == "docs/images/a.png"
+    assert plots.place("a.png", False) == plots.IMAGES / "a.png"
     assert str(plots.place("a.png", True)) == "runs/figures/a-quick.png"
 
 
@@ -410,15 +409,14 @@ def test_every_figure_in_its_quick_form(canned, monkeypatch, capsys, name):
     figures.main([name, "--quick"])
     assert read_tables(capsys.readouterr().out)
     assert all(r["steps"] <= 20 and r["seed"] == 0 for r in canned.made)
-    assert plots.place(f"{name}.png", True).exists() and not plots.Path("docs/images").exists()
+    assert plots.place(f"{name}.png", True).exists() and not plots.IMAGES.exists()
 
 
 def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRIL_DATA", str(tmp_path / "nowhere"))
-    both = {"gates": figures.FIGURES["gates"], "other": drawn.append}
-    monkeypatch.setattr(figures, "FIGURES", both)
+    monkeypatch.setattr(figures, "FIGURES", dict(gates=comparisons.gates, other=drawn.append))
     with pytest.raises(SystemExit, match="(?s)gates is left out: .*nowhere.*prepare listops"):
         figures.main(["all", "--quick"])
     assert drawn == [True]
@@ -486,7 +484,7 @@ def by_seed(scored, **sizes):
 
 def check_scales(scored, table, what, ours, reference, label, panel):
     """Every seed's own model, and its reference with the step size of scale 1, at another scale."""
-    groups = {"GRIL": [], label: []}
+    pairs = []
     for row in table.rows:
         value = float(row[what])
         scores, again = by_seed(scored, **{"scale": 1, "weight_scale": 1, "f": 10, what: value}), []
@@ -498,8 +496,8 @@ def check_scales(scored, table, what, ours, reference, label, panel):
         losses = {name: [scores[name]["loss"] for scores in again] for name in ("GRIL", "GD")}
         assert row == {what: row[what], "GRIL": pm(losses["GRIL"]), label: pm(losses["GD"]),
                        f"GRIL ÷ {label}": pm([x / y for x, y in zip(*losses.values())])}
-        groups["GRIL"].append(losses["GRIL"]), groups[label].append(losses["GD"])
-    for name, losses in groups.items():
+        pairs.append(losses.values())
+    for name, losses in zip(("GRIL", label), zip(*pairs)):
         same(sum(drawn(panel)[name], []), sum(spreads(losses), []))
 
 
@@ -547,7 +545,7 @@ def test_fig3_divides_each_seeds_loss_by_its_own_reference(shown):
 
 
 def test_fig3_compares_sine_targets_with_gd_dagger_and_with_learners_on_the_same_tasks(shown):
-    fig3, rows, groups = shown("fig3"), [], {"GRIL": [], "GD†": []}
+    fig3, rows, pairs = shown("fig3"), [], []
     for label, layers, ours, dagger in (("1 layer", 1, "gril", "gd_dagger"),
                                         ("2 layers", 2, "gril", "gd_dagger"),
                                         ("1 layer, ρ(Z)", 1, "gril_rho", "gd_dagger_rho")):
@@ -557,9 +555,9 @@ def test_fig3_compares_sine_targets_with_gd_dagger_and_with_learners_on_the_same
         rows.append({"": label, "GRIL, or the learner itself": pm(losses[0]), "GD†": pm(losses[1]),
                      "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
                      "GD† loss, last tenth of training": flattened(pair[1])})
-        groups["GRIL"].append(losses[0]), groups["GD†"].append(losses[1])
+        pairs.append(losses)
     panel, task = drawn(fig3.axes[1]), TASKS["nonlinear_regression"]()
-    for name, losses in groups.items():
+    for name, losses in zip(("GRIL", "GD†"), zip(*pairs)):
         same(sum(panel[name], []), sum(spreads(losses), []))
     learners = {"one GD step on W x": gradient_descent([task.eta]),
                 "one GD step on sin(W x)": gradient_descent([4.0], link=torch.sin),
@@ -635,14 +633,14 @@ def test_classification_stands_beside_gd_dagger_of_the_same_seed(shown, name, ta
 
 
 def test_classification_at_other_widths(shown):
-    figure, rows, groups = shown("binary_10"), [], {"GRIL": [], "GD†": []}
+    figure, rows, pairs = shown("binary_10"), [], []
     for f in (5, 10, 20):
         losses = [column(figure.five(f=f, model=model), "loss") for model in ("gril", "gd_dagger")]
         rows.append({"f": str(f), "GRIL": pm(losses[0]), "GD†": pm(losses[1]),
                      "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)])})
-        groups["GRIL"].append(losses[0]), groups["GD†"].append(losses[1])
+        pairs.append(losses)
     assert figure.tables[2].rows == rows
-    for name, losses in groups.items():
+    for name, losses in zip(("GRIL", "GD†"), zip(*pairs)):
         same(sum(drawn(figure.ax["D  input width"])[name], []), sum(spreads(losses), []))
 
 
@@ -756,7 +754,7 @@ def comparison_row(label, rs, paper):
             "÷ zero predictor": pm(ratios(rs, "loss", "zero_loss")),
             "÷ GD": pm(ratios(rs, "loss", "gd_loss")),
             "parameters": f"{rs[0]['parameters']:,}",
-            "state": f"{comparisons.carried(rs[0]['folder']):,}",
+            "state": comparisons.carried(rs),
             "seconds": f"{spread(column(rs, 'seconds'))[0]:.0f}", "paper": paper,
             "last tenth": flattened(rs)}
 
@@ -828,8 +826,8 @@ TABLE3 = {      # of the paper: label -> options, loss; the least sizes come fir
     "Griffin, 2 heads, 1 layer": (dict(model="griffin", width=10, heads=2, layers=1), "0.5665"),
     "Griffin, 2 heads, 2 layers": (dict(model="griffin", width=10, heads=2, layers=2), "0.4114"),
     "Griffin, 5 heads, 1 layer": (dict(model="griffin", width=10, heads=5, layers=1), "0.6047"),
-    **{f"S5, {l} layer{'s' * (l > 1)}": (dict(model="s5", width=32, layers=l), "0.4260")
-       for l in (1, 2, 4, 6)},
+    "S5, 1 layer": (dict(model="s5", width=32, layers=1), "0.4260"),
+    **{f"S5, {l} layers": (dict(model="s5", width=32, layers=l), "0.4260") for l in (2, 4, 6)},
     **{f"S5, size {H}": (dict(model="s5", width=H, layers=1), "0.4260")
        for H in (10, 64, 128, 256)}}
 
@@ -837,8 +835,7 @@ TABLE3 = {      # of the paper: label -> options, loss; the least sizes come fir
 def test_sizes_are_compared_at_the_rate_of_their_family(shown):
     figure, results = shown("model_comparison"), {}
     rates = chosen(figure, {name: FIG6[name] for name in ("Mamba", "Griffin", "S5")}, RATES,
-                   last_validation,
-                   lambda r: r["loss"], steps=1000)
+                   last_validation, lambda r: r["loss"], steps=1000)
     for label, (options, _) in TABLE3.items():
         rate = rates[label.split(",")[0]]
         found = figure.found(task="nd_regression", f=10, n=10, **options, steps=400, batch=64,
@@ -882,7 +879,7 @@ def test_what_each_run_carries(canned, task, model):
     """GRIL's Z and two tokens; for the transformer a cache of the whole prompt."""
     wide = {} if model == "gril" else dict(width=16)
     (result,) = trained.runs([dict(task=task, model=model, f=3, n=4, **wide, seed=0)], False)
-    assert comparisons.carried(result["folder"]) == SIZES[task, model]
+    assert comparisons.carried([result]) == str(SIZES[task, model])
 
 
 # ---------------------------------------------------------------------------------------- real data
@@ -896,7 +893,7 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
     models = {label: dict(model=model) for label, model in ARENA.items()}
     for name, tried in (("listops", 0), ("text", 200), ("retrieval", 100), ("image", 300),
                         ("pathfinder", 0)):
-        recipe = LRA[name].recipes["tiny"]
+        recipe = LRA[name].numbers("tiny")
         rates = dict.fromkeys(ARENA, recipe["lr"])
         assert tried == 0 or tried < recipe["steps"]
         if tried:
@@ -914,14 +911,14 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
                            lr=rates[label])
             same(r["recurrent_lr"], recipe["recurrent_lr"] * rates[label] / recipe["lr"])
             rows.append({"task": name, "model": label, "rate": f"{r['lr']:g}",
-                         "parameters": f"{r['parameters']:,}",
-                         "steps": f"{r['steps']:,}", "test": f"{r['test_accuracy']:.1f}",
+                         "parameters": f"{r['parameters']:,}", "steps": f"{r['steps']:,}",
+                         "test": f"{r['test_accuracy']:.1f}", "minutes": minutes([r]),
                          "best on test": f"{r['best_test_accuracy']:.1f}",
-                         "most frequent class": f"{r['most_frequent']:.1f}", "minutes": minutes(r),
+                         "most frequent class": f"{r['most_frequent']:.1f}",
                          "paper's GRIL": str(LRA[name].paper_accuracy) if label == "GRIL" else ""})
     assert next(tables).rows == rows
     final = {(r["task"], r["model"]): r for r in figure.made
-             if r["steps"] == LRA[r["task"]].recipes["tiny"]["steps"]}
+             if r["steps"] == LRA[r["task"]].numbers("tiny")["steps"]}
     bars = drawn(figure.ax["test, weights chosen by validation"])
     for label, model in ARENA.items():
         same(bars[label][0], [final[name, model]["test_accuracy"] for name in LRA])
@@ -944,8 +941,7 @@ def test_gates_shows_every_gate_and_number_of_blocks(shown):
                          "parameters": f"{r['parameters']:,}",
                          "best validation accuracy": f"{r['validation_accuracy']:.1f}",
                          "last validation loss": f"{last_validation(r):.3f}",
-                         "test accuracy": f"{r['test_accuracy']:.1f}",
-                         "minutes": minutes(r)})
+                         "test accuracy": f"{r['test_accuracy']:.1f}", "minutes": minutes([r])})
     assert figure.tables[0].rows == rows
     bars = drawn(figure.axes[0])
     for name in heights:
@@ -975,18 +971,18 @@ def test_language_models_are_picked_by_validation_and_shown_by_test(shown):
                            if ("bytes" in title) == (recipe == "bytes"))
         lines = {line.get_label(): line for line in ax.lines}
         for label in (*LANGUAGE, "GRIL, --stateful"):
-            options = models[label.split(",")[0]]
-            rate = best[label.split(",")[0]]
-            r = figure.one(**options, steps=steps, warmup=steps // 8, evaluate_every=steps // 5,
-                           report_tokens=scored,
-                           lr=rate, recurrent_lr=rate / 4, stateful="stateful" in label, seed=0)
+            base, stateful = label.split(",")[0], "stateful" in label
+            rate = best[base]
+            r = figure.one(**models[base], steps=steps, warmup=steps // 8, report_tokens=scored,
+                           evaluate_every=steps // 5, lr=rate, recurrent_lr=rate / 4,
+                           stateful=stateful, seed=0)
             a_second = steps * r["batch"] * r["length"] / r["seconds"]
             carried = "(grows)" if label == "transformer" else f"{r[f'stateful_{score}']:.4g}"
-            rows.append({"model": label, "rate": f"{rate:g}", "parameters": f"{r['parameters']:,}",
+            rows.append({"model": label, "rate": f"{rate:g}", "minutes": minutes([r]),
+                         "parameters": f"{r['parameters']:,}", "state carried on": carried,
                          f"{unit}, blocks": f"{r[f'test_{score}']:.4g}",
-                         "state carried on": carried,
                          "last training loss": f"{curves([r], 'train_loss')[1][-1]:.3f}",
-                         "tokens a second": f"{a_second:,.0f}", "minutes": minutes(r)})
+                         "tokens a second": f"{a_second:,.0f}"})
             same(list(lines[label].get_ydata()), curves([r], score)[1].tolist())
         table = next(tables)
         assert table.rows == rows
@@ -1024,13 +1020,13 @@ def test_how_shows_one_prompt_and_gradient_descent_on_each_part_of_it(shown):
 
 
 def test_how_shows_it_where_a_layer_is_not_gradient_descent(canned, monkeypatch, capsys):
-    constructed = tasks.Task.constructed
+    constructed = tasks.NdRegression.constructed
 
     def doubled(task):
         layer = constructed(task)
         layer.Q.data *= 2
         return layer
-    monkeypatch.setattr(tasks.Task, "constructed", doubled)
+    monkeypatch.setattr(tasks.NdRegression, "constructed", doubled)
     with watched() as seen:
         drawings.how(True)
     (x, y, _), eta = (z[0] for z in seen.sampled[0]), closed_form(4, 5)[0]
@@ -1132,7 +1128,7 @@ def test_the_picture_of_a_run_is_of_its_losses_predictions_and_weights(canned, t
 def test_the_picture_of_a_run_without_a_construction_is_of_its_curves(canned):
     (result,) = trained.runs([dict(task="image", seed=0)], False)
     with watched() as seen:
-        assert draw_curves(result).exists()
+        assert draw_curves(LRA["image"], result).exists()
     left, right = seen.figures[0].axes
     same([*drawn(left)["train loss"][0], *drawn(left)["loss"][0]],
          [*curves([result], "train_loss")[1], *curves([result], "loss")[1]])

@@ -146,26 +146,18 @@ def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
           delta=(delta_rule(beta)(x, y, x_query)[0], D @ x_query[0]))
 
 
-def monte_carlo(f, N, tasks, scale=1.0, weight_scale=1.0):
-    task = NdRegression(f=f, n=N, scale=scale, weight_scale=weight_scale)
+@pytest.mark.parametrize("f, N, tasks, scale, weight_scale", (
+    (10, 10, 60_000, 1, 1), (3, 20, 60_000, 1, 2), (20, 5, 60_000, 0.5, 3),
+    pytest.param(10, 10, 1_000_000, 1, 1, marks=pytest.mark.slow)))
+def test_closed_form_against_monte_carlo(f, N, tasks, scale, weight_scale):
+    task = NdRegression(f=f, n=N, scale=float(scale), weight_scale=float(weight_scale))
     eta, loss = task.optimal()
     learners = dict(gd=as_learner(gradient_descent([eta])), zero=as_learner(zero))
     score = evaluate(task, learners, tasks, seed=1, sensitivities=2)
     nothing = f / 24 * scale ** 2 * weight_scale ** 2
-    return score["gd"]["loss"] / loss, score["zero"]["loss"] / nothing
-
-
-@pytest.mark.parametrize("f, N, scale, weight_scale",
-                         ((10, 10, 1, 1), (3, 20, 1, 2), (20, 5, 0.5, 3)))
-def test_closed_form_against_monte_carlo(f, N, scale, weight_scale):
-    gd, nothing = monte_carlo(f, N, 60_000, scale, weight_scale)
-    assert abs(gd - 1) < 0.012 and abs(nothing - 1) < 0.012            # standard error about 0.3 %
-
-
-@pytest.mark.slow
-def test_closed_form_against_a_million_tasks():
-    gd, nothing = monte_carlo(10, 10, 1_000_000)
-    assert abs(gd - 1) < 0.002 and abs(nothing - 1) < 0.002            # standard error 0.065 %
+    bound = 0.012 if tasks < 1_000_000 else 0.002       # standard error about 0.3%, or 0.065%
+    assert score["gd"]["loss"] == pytest.approx(loss, rel=bound)
+    assert score["zero"]["loss"] == pytest.approx(nothing, rel=bound)
 
 
 def test_the_line_search_finds_the_closed_form():
@@ -217,33 +209,44 @@ def test_calibration_comes_close_to_the_line_search():
     assert 0.999 < scores["calibrated"]["loss"] / scores["tuned"]["loss"] < 1.05
 
 
-class Drifting(NdRegression):
-    """W fades: the example i places before the query shows it at drift ** i."""
-    options = dict(NdRegression.options, drift=Option(1.0, "of W between examples", least=0))
+class Noisy(NdRegression):
+    """Targets with noise, and ridge regression beside gradient descent."""
+    name = "noisy"
+    options = dict(NdRegression.options, noise=Option(0.1, "noise of the targets", least=0))
 
     def sample(self, B, generator):
         x, y, _ = super().sample(B, generator)
-        y = y * self.drift ** torch.arange(self.N, -1, -1.0)[:, None]
+        y = y + self.noise * torch.randn(y.shape, generator=generator)
         return tasks.Batch(x, y, self.tokens(x, y))
 
     def optimal(self):
         return None
 
+    def references(self):
+        return dict(super().references(), ridge=as_learner(ridge(0.1)))
 
-def test_a_step_size_belongs_to_its_instance():
+
+def test_an_option_is_a_keyword_and_its_step_size_the_instances():
     """A subclass with a number of its own never gets the step size that was tuned for another."""
-    sizes = dict(f=3, n=5, tasks=500)
-    half, almost, plain = (Drifting(drift=drift, **sizes) for drift in (0.5, 0.99, 1.0))
-    assert plain.eta < almost.eta < 1.1 * plain.eta < 0.9 * half.eta
-    assert plain.eta == pytest.approx(closed_form(3, 5)[0], rel=0.05)
-    assert half.eta == Drifting(drift=0.5, **sizes).eta
-    assert almost.report(almost.model(), 0)["eta"] == almost.eta
+    sizes = dict(f=3, n=5, tasks=2000)
+    loud, little, none = (Noisy(noise=noise, **sizes) for noise in (1.0, 0.1, 0.0))
+    assert loud.noise == 1 and Noisy().noise == 0.1
+    assert 1.5 * loud.eta < 0.98 * little.eta < 0.98 * none.eta
+    assert none.eta == pytest.approx(closed_form(3, 5)[0], rel=0.05)
+    assert loud.eta == Noisy(noise=1.0, **sizes).eta
+    report = little.report(little.constructed(), 0)
+    assert report["eta"] == little.eta and report["ridge_loss"] > 0
+    with pytest.raises(ValueError, match="--noise must be 0 or more, got -1"):
+        Noisy(noise=-1.0)
+    with pytest.raises(ValueError, match="unknown number of noisy, 'nose', did you mean noise?"):
+        Noisy(nose=1.0)
 
 
 @pytest.mark.parametrize("sizes", (dict(f=7), dict(n=7), dict(k=7), dict(scale=7.0), dict(tasks=7),
                                    dict(weight_scale=7.0), dict(calibrate=7)))
 def test_step_sizes_found_for_one_task_are_not_anothers(sizes):
-    kind, small = TASKS["softmax_classification"], dict(f=3, n=4, tasks=50)
+    kind = TASKS["softmax_classification" if "k" in sizes else "nonlinear_regression"]
+    small = dict(f=3, n=4, tasks=50)
     assert kind(**small).eta == kind(**small).eta != kind(**{**small, **sizes}).eta
 
 
@@ -255,7 +258,7 @@ def test_metrics_of_known_predictors():
     predictors = {"W": lambda batch, x: x @ W.mT, "2W": lambda batch, x: 2 * x @ W.mT,
                   "-W": lambda batch, x: -x @ W.mT}
     scores = evaluate(task, predictors, 500, 1)
-    assert scores["2W"]["cosine"] == pytest.approx(1) and scores["-W"]["cosine"] == pytest.approx(-1)
+    assert [scores[name]["cosine"] for name in ("2W", "-W")] == pytest.approx([1, -1])
     assert scores["2W"]["sensitivity_l2"] == pytest.approx(W.norm().item(), rel=1e-5)
     batch = draw(task, 7)
     agree(1e-6, jacobian=(sensitivity(predictors["W"], batch), W.flatten().expand(7, -1)))
@@ -329,7 +332,7 @@ def test_the_table_of_a_run_divides_by_gradient_descent():
                   ridge_loss=0.1, references=["gd", "constructed", "zero", "ridge"])
     said = NdRegression(tasks=1234).table(result).splitlines()
     assert "the same 1,234 fresh tasks" in said[0] and said[0].endswith("÷ gradient descent")
-    rows = [(line[:36].rstrip(), *(float(word) for word in line[36:].split())) for line in said[1:7]]
+    rows = [(line[:36].rstrip(), *map(float, line[36:].split())) for line in said[1:7]]
     assert rows == [
         ("trained no_window", 0.3, 1.2), ("gradient descent", 0.25, 1.0),
         ("  its closed form", 0.24, 0.96), ("constructed GRIL", 0.2, 0.8),
@@ -384,7 +387,7 @@ def test_recovered_sees_through_the_shared_scale_and_nothing_else():
     found = tasks.recovered(scalar, 5)
     assert found["PsiTheta_distance"] == pytest.approx(0.3)
     assert found["A_distance"] == pytest.approx(0.3)
-    for loops, distance in ((1, 0), (2, 0.3)):      # W = 0 makes head 2 idle; a loop comes back to it
+    for loops, distance in ((1, 0), (2, 0.3)):      # W = 0 makes head 2 idle; a loop comes back
         model = construct_multistep(MultistepGRIL(3, 1, loops=loops), 1.0, 10)
         with torch.no_grad():
             model.Q[0, 1, 2, 2] = 0.3 * model.Q[0, 1, 0, 0]
@@ -397,7 +400,7 @@ def test_recovered_sees_through_the_shared_scale_and_nothing_else():
     ("nd_regression", "w2", False), ("nd_regression", "gril", False),
     ("scalar_regression", "gril", False)))
 def test_parity_makes_zero_the_best_answer_of_every_ablation(name, model, hopeless):
-    """Flipping the sign of W, of the query, or of all inputs of the context changes no distribution.
+    """Flipping the sign of W, of the query, or of all other inputs changes no distribution.
 
     Whatever its weights, an ablated layer's answer times the target sums to zero over these eight
     copies of a prompt, so that its loss is ½ E y² + ½ E ŷ²: nothing beats ŷ = 0. The full layer,
@@ -430,14 +433,15 @@ def test_a_short_run_reaches_gradient_descent(tmp_path, task, steps, bound, more
     result = short(tmp_path, task, steps, *more)
     assert result["loss"] < bound * result["gd_loss"]
     assert result["cosine"] > 0.9 and result["zero_loss"] > 1.2 * result["gd_loss"]
-    wanted = {"task", "model", "seed", "steps", "seconds", "loss", "gd_loss", "constructed_loss",
-              "zero_loss", "cosine", "sensitivity_l2", "prediction_l2", "parameters", "optimal_loss"}
-    assert wanted <= set(json.loads((tmp_path / "run/result.json").read_text()))
+    wanted = ("task model seed steps seconds loss gd_loss constructed_loss zero_loss cosine "
+              "sensitivity_l2 prediction_l2 parameters optimal_loss")
+    assert json.loads((tmp_path / "run/result.json").read_text()).keys() >= set(wanted.split())
 
 
 def test_a_short_run_recovers_the_construction(tmp_path):
     result = short(tmp_path, "nd_regression", 800)
-    assert result["Q_distance"] < 0.1 and result["q_distance"] < 0.05 and result["A_distance"] < 0.02
+    assert result["Q_distance"] < 0.1 and result["q_distance"] < 0.05
+    assert result["A_distance"] < 0.02
     assert result["gain"][0] == pytest.approx(result["eta"], rel=0.05) and result["cosine"] > 0.999
 
 
@@ -447,7 +451,7 @@ def test_every_seed_becomes_gradient_descent(tmp_path, seed):
     result = train.main(["--task", "nd_regression", "--seed", str(seed), "--quiet",
                          "--out", str(tmp_path / "run")])
     assert result["loss"] < 1.01 * result["gd_loss"] and result["cosine"] >= 0.999
-    assert result["Q_distance"] < 0.03 and result["q_distance"] < 0.03 and result["A_distance"] < 0.02
+    assert max(result["Q_distance"], result["q_distance"]) < 0.03 and result["A_distance"] < 0.02
 
 
 @pytest.mark.slow
