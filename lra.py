@@ -402,7 +402,11 @@ LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)
 
 def prepare(task, args):
     """Gets a task ready: generates, downloads or just reads, then writes the token arrays."""
-    start = time.perf_counter()
+    start, read = time.perf_counter(), task.read
+    if args.incomplete:
+        if task.name not in ("text", "image"):
+            raise ValueError(f"--incomplete is for text and image, not for {task.name}")
+        read = partial(read, incomplete=True)
     if task.name == "listops":
         generate(task, args)
     elif args.rows is not None or args.seed is not None or args.force:
@@ -410,11 +414,7 @@ def prepare(task, args):
                          f"{task.name} is read")
     else:
         fetch(task)
-    sources, read = task.sources(task.folder), task.read
-    if args.incomplete and task.name not in ("text", "image"):
-        raise ValueError(f"--incomplete is for text and image, not for {task.name}")
-    if args.incomplete:
-        read = partial(read, incomplete=True)
+    sources = task.sources(task.folder)
     for path in sources:
         print(f"read     {path}")
     store(task.prepared, sources, read)

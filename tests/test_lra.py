@@ -162,13 +162,6 @@ def prepare(folder, name="listops", *words):
     lra.main(["prepare", name, "--data", str(folder), *words])
 
 
-@pytest.fixture
-def prepared(tmp_path):
-    write_listops(tmp_path)
-    prepare(tmp_path)
-    return tmp_path
-
-
 def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -374,16 +367,13 @@ def test_pairs_are_read(tmp_path):
         assert documents(data)[6:8] == [b"paper 3 of %s" % file.encode(), b'cites "xxx']
 
 
-@pytest.mark.parametrize("folder", (False, True))
-def test_of_a_long_review_the_first_4096_bytes_are_kept(tmp_path, folder):
-    long = b"".join(b"%04d " % i for i in range(1000))
-    members = {**reviews(), "aclImdb/test/pos/99_9.txt": long}
-    write_files(tmp_path, members if folder else {"aclImdb.tar.xz": lzma.compress(tar(members))})
-    assert max(documents(task("text", tmp_path).data["test"]), key=len) == long[:4096]
-
-
-def test_of_long_papers_the_first_4096_bytes_are_kept(tmp_path):
+def test_of_long_texts_the_first_4096_bytes_are_kept(tmp_path):
     first, second = (b"".join(b"%s%04d " % (a, i) for i in range(1000)) for a in (b"a", b"b"))
+    members = {**reviews(), "aclImdb/test/pos/99_9.txt": first}
+    for files in (members, {"imdb/aclImdb.tar.xz": lzma.compress(tar(members))}):
+        folder = tmp_path / str(len(files))
+        write_files(folder, files)
+        assert max(documents(task("text", folder).data["test"]), key=len) == first[:4096]
     write_retrieval(tmp_path)
     with open(tmp_path / "retrieval/new_aan_pairs.test.tsv", "ab") as file:
         file.write(b"1.0\tA\tB\t%s\t%s\n" % (first, second))
@@ -411,14 +401,10 @@ def test_curves_are_read(tmp_path):
     assert documents(data["val"]) == [picture(i).tobytes() for i in (8, 18, 28, 38)]
     assert documents(data["test"]) == [picture(i).tobytes() for i in (9, 19, 29, 39)]
     assert data["val"].labels.tolist() == [0, 1] * 2 and data["test"].labels.tolist() == [1, 0] * 2
-
-
-def test_lists_of_curves_are_read_in_the_order_of_their_numbers(tmp_path):
-    """Which rows test would else depend on how many lists there are."""
     assert not LRA["pathfinder"].files(tmp_path)
     write_files(tmp_path, {f"metadata/{d}.npy": b"" for d in range(12)})
     found = [path.name for path in LRA["pathfinder"].files(tmp_path)]
-    assert found == [*(f"{d}.npy" for d in range(12)), "imgs"]
+    assert found == [*(f"{d}.npy" for d in range(12)), "imgs"], "by number, however many there are"
 
 
 @pytest.mark.parametrize("channels", (3, 4))
@@ -525,12 +511,14 @@ def test_a_damaged_preparation_is_not_taken(tmp_path, capsys):
     assert len(LRA["listops"](tmp_path).data["train"].labels) == 20
 
 
-def test_a_failed_preparation_leaves_the_old_one_and_nothing_else(prepared, monkeypatch):
-    before = contents(prepared)
+def test_a_failed_preparation_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
+    write_listops(tmp_path)
+    prepare(tmp_path)
+    before = contents(tmp_path)
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(SystemExit, match="No space left"):
-        prepare(prepared)
-    assert contents(prepared) == before
+    with pytest.raises(SystemExit, match="No space left.* is whole: make room, then once more"):
+        prepare(tmp_path)
+    assert contents(tmp_path) == before
 
 
 def test_listops_is_generated_on_command(tmp_path, capsys):
@@ -1305,6 +1293,7 @@ def test_the_command_line_reads_well(tmp_path, capsys):
     assert 'cites "x' in shown and "GRIL_DATA" in shown and "% of train are right" in shown
     for command, answer in (("show lisops", "did you mean listops"),
                             ("show text --row 99", "0 to 35"),
+                            ("prepare listops --incomplete", "is for text and image"),
                             ("prepare listops --rows 0 1 1 --force", "at least 1")):
         with pytest.raises(SystemExit, match=answer):
             lra.main([*command.split(), "--data", str(tmp_path)])
