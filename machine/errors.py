@@ -28,9 +28,13 @@ def spoken(script):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")                # a ÷ on a terminal without it
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()                                  # not when Python is half gone
     except BrokenPipeError:                                     # … | head: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + 13)                                      # as other commands end then
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"{script}: {error}")
     except OSError as error:
@@ -52,8 +56,9 @@ def spoken(script):
 def known(what, name, table):
     """The row of a table, or an answer that lists them all."""
     if name not in table:
-        near = difflib.get_close_matches(name, table, 1)
-        raise ValueError(f"unknown {what} {name!r}{f', did you mean {near[0]}?' if near else '.'} "
+        near = [other for other in table if name and other.startswith(name)]
+        near = " or ".join(near or difflib.get_close_matches(name, table, 1))
+        raise ValueError(f"unknown {what} {name!r}{f', did you mean {near}?' if near else '.'} "
                          f"There are: {', '.join(table)}")
     return table[name]
 

@@ -62,6 +62,6 @@ LOOP = dict(
                   among=("auto", "cpu", "cuda", "mps")),
     dtype=Option("auto", "auto, bfloat16 (autocast), float32 or float64; auto is bfloat16 on CUDA, "
                  "else float32", among=("auto", "bfloat16", "float32", "float64")),
-    threads=Option(0, "CPU threads, 0 for all cores", least=0),
+    threads=Option(0, "CPU threads, 0 for all cores", least=0, most=1024),
     accumulate=Option(1, "take the batch in so many turns, for fewer GPUs or less memory", least=1),
 )
