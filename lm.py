@@ -221,9 +221,8 @@ class NextToken(Task):
         return "bits" if self.bytes else "perplexity"
 
     def model(self, name="gril"):
-        sizes = ("layers", "H", "inner", "P", "J", "dropout", "form")
-        model = LanguageModel(TOKENIZERS[self.recipe["tokenizer"]], model=name,
-                              **{size: self.recipe[size] for size in sizes})
+        V, names = TOKENIZERS[self.recipe["tokenizer"]], "layers H inner P J dropout form".split()
+        model = LanguageModel(V, model=name, **{key: self.recipe[key] for key in names})
         if self.recipe["stateful"] and not model.constant:
             others = ", ".join(other for other in models() if other != name)
             raise ValueError(f"{name} remembers every token, so that a carried state would only "
@@ -255,10 +254,9 @@ class NextToken(Task):
     # ---- training and scores
 
     def loss(self, model, batch):
-        if not self.recipe["stateful"]:
-            return model(*batch)[0]
         loss, state = model(*batch, self.state)
-        self.state = detached(state)                                        # backpropagation stops
+        if self.recipe["stateful"]:
+            self.state = detached(state)                                    # backpropagation stops
         return loss
 
     @torch.no_grad()
@@ -416,25 +414,22 @@ def load(folder):
     task = Task(config.get("data"), **numbers)
     model = task.model(config["model"])
     paths = [folder / name for name in ("best.pt", "weights.pt", "last.pt")]
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
+    paths = [path for path in paths if path.exists()]
+    if not paths:
         raise ValueError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): let the "
                          "training reach its first checkpoint, or finish it with --resume")
-    state = read(path)
+    state = read(paths[0])
     try:
         model.load_state_dict(state.get("model", state))
     except (RuntimeError, AttributeError, TypeError):
-        raise ValueError(f"{path} does not fit the model of config.json beside it: they are of "
+        raise ValueError(f"{paths[0]} does not fit the model of config.json beside it: they are of "
                          "different runs") from None
     return task, model.eval(), config
 
 
 @torch.inference_mode()
 def generate(model, prompt, tokens, temperature=1.0, top_k=0, seed=0):
-    """Ids after the prompt's, one by one, of which only the state remembers the text.
-
-    A temperature of 0 takes the likeliest.
-    """
+    """Ids after the prompt's, one by one; only the state remembers. Temperature 0: likeliest."""
     device, state = next(model.parameters()).device, None
     generator = torch.Generator(device).manual_seed(seed)
     for part in torch.tensor(prompt, device=device).split(1024):            # in bounded memory
@@ -473,8 +468,7 @@ def arguments(argv=None):
     commands = parser.add_subparsers(dest="command", required=True, metavar="prepare | generate")
     data = dict(type=Path, help="data folder (default: $GRIL_DATA, or data)")
 
-    command = commands.add_parser("prepare", help="read or download a text, write its tokens")
-    add = command.add_argument
+    add = commands.add_parser("prepare", help="texts or downloads to token files").add_argument
     add("name", nargs="?", help=f"{' or '.join(WIKITEXT)}; not needed with --text")
     add("--text", type=Path, metavar="FILE", help="a text of your own, UTF-8, for --task text_file")
     add("--data", **data)
@@ -482,8 +476,7 @@ def arguments(argv=None):
     add("--bytes", action="store_true", help="bytes as tokens, not GPT-2's")
     add("--workers", type=int, metavar="N", help="processes (default: one per core)")
 
-    command = commands.add_parser("generate", help="stream text from a trained model")
-    add = command.add_argument
+    add = commands.add_parser("generate", help="stream text from a trained model").add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, as train.py made it")
     add("--prompt", default="", help="text to go on with, of any length")
     add("--tokens", type=int, default=200, metavar="N", help="how many to make (default 200)")
@@ -497,15 +490,15 @@ def arguments(argv=None):
 
 def run_prepare(args):
     if (args.name is None) == (args.text is None):
-        names = " or ".join(WIKITEXT)
-        raise ValueError(f"prepare: name one data set, {names}, or give --text FILE")
+        raise ValueError("prepare: name one data set, " + " or ".join(WIKITEXT)
+                         + ", or give --text FILE")
     if args.workers is not None and args.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {args.workers}")
     header = prepare(args.name, data_folder(args.data), args.source, args.text, args.bytes,
                      args.workers)
     for split, entry in header["splits"].items():
-        count, kind, source = entry["tokens"], header["tokenizer"], entry["source"]
-        print(f"{split:6s}{count:12,d} tokens of {kind} from {source}")
+        print(f"{split:6s}{entry['tokens']:12,d} tokens of {header['tokenizer']} "
+              f"from {entry['source']}")
 
 
 def run_generate(args):

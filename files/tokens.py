@@ -54,10 +54,9 @@ def utf8(text):
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        raise ValueError(f"character {error.start} of the text is the lone surrogate U+{code:04X}, "
-                         "which no UTF-8 can hold: read the text with its true encoding, or remove "
-                         "it") from None
+        at = error.start
+        raise ValueError(f"character {at} of the text is the lone surrogate U+{ord(text[at]):04X}, "
+                         "which no UTF-8 can hold: read it in its true encoding") from None
 
 
 def short_text(path, most=1 << 22):
@@ -193,7 +192,7 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
     """
     data, source = Path(data), Path(source or data)
     kind = "bytes" if bytes_only else "gpt2"
-    folder, files = "text_file", {"text": text and Path(text)}
+    folder, files = "text_file", dict(text=Path(text or ""))
     if text is None:
         folder, url, checksum = known("data set", name, WIKITEXT)
         files = find(source, folder)
@@ -251,8 +250,7 @@ def find(source, folder):
             there = {split: zipfile.Path(path, member) for split in SPLITS for member in packed
                      if re.search(rf"(^|/)wiki\.{split}\.(raw|tokens)$", member)}
         except Exception:                                               # a decoder has its own
-            again = "remove it and prepare again"
-            raise ValueError(f"{path} is not a whole zip file: {again}") from None
+            raise ValueError(f"{path} is not a whole zip file: remove it, prepare again") from None
         bounded = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         if any(packed[member.at] not in bounded for member in there.values()):
             raise ValueError(f"{path}: its texts are packed in a way that Python unpacks without a "
@@ -271,8 +269,8 @@ def encode_file(path, kind, folder, lines, workers=None, quiet=False):
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:                                          # of a zip file's decoder
-        raise ValueError(f"{path}: no whole member of a zip file ({type(error).__name__}: {error})"
-                         ) from None
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}: no whole member of a zip file ({why})") from None
     if not raw.strip():
         raise ValueError(f"{path} is empty: there is nothing to learn from")
     if kind == "bytes":
@@ -333,8 +331,7 @@ def read_tokens(folder, kind, split, command):
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path} is not the header of a token file: {again}") from None
     if (name, size) != (kind, TOKENIZERS[kind]):
-        raise ValueError(f"{path} belongs to tokens of {name} ({size} of them), not of {kind}: "
-                         f"{again}")
+        raise ValueError(f"{path} is of tokens of {name} ({size} of them), not of {kind}: {again}")
     if entry is None:
         return None
     path, ids = folder / f"{kind}.{split}.bin", None

@@ -32,7 +32,6 @@ from files import arena, downloads
 from files.arena import listops_lines, listops_row
 from gril import GrilMixer, complex_gate
 from lra import LRA
-from machine import devices
 
 REAL = Path(os.environ.get("GRIL_DATA", "/nonexistent"))
 f64 = torch.float64
@@ -957,21 +956,15 @@ def test_the_test_rows_wait_where_a_validation_takes_all(tmp_path):
     assert made.validate(model).keys() == {"loss", "accuracy"}
 
 
-def test_the_processes_of_a_run_share_an_evaluation(monkeypatch, tmp_path):
+def test_the_processes_of_a_run_share_an_evaluation(three_processes, tmp_path):
     """Each takes its batches, and the sum over all processes is the evaluation of the whole."""
     made = task("text", tmp_path)
     made.recipe["batch"] = 4
     torch.manual_seed(0)
     model = made.model().eval()
-    whole, summed = made.evaluate(model, "test"), []
-    monkeypatch.setattr(devices.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(devices.dist, "all_reduce", lambda sums: summed.append(sums.tolist()))
-    monkeypatch.setattr(devices.dist, "get_world_size", lambda: 3)
-    parts = []
-    for rank in range(3):
-        monkeypatch.setattr(devices.dist, "get_rank", lambda: rank)
-        parts.append(made.evaluate(model, "test"))
-    assert len(summed) == 3 and np.sum(parts, 0) == pytest.approx(whole, rel=1e-5)
+    whole = made.evaluate(model, "test")
+    parts = three_processes(lambda: made.evaluate(model, "test"))
+    assert np.sum(parts, 0) == pytest.approx(whole, rel=1e-5)
     assert all(part[0] < whole[0] for part in parts)
 
 
