@@ -254,10 +254,10 @@ def whole(toy, data, tmp_path_factory):
                     stateful=tiny("text_file", data, "--stateful"))
 
     @functools.cache
-    def made(name="toy"):
+    def made(name):
         trained(folder / name, commands[name])
         return commands[name], folder / name
-    return made
+    return lambda name="toy": made(name)
 
 
 @pytest.mark.parametrize("name, faults", (
