@@ -195,7 +195,7 @@ class NextToken(Task):
         inner=Option(128, "width inside a feed-forward layer", least=1),
         P=Option(64, "state size", least=1),
         J=Option(16, "blocks of the state", least=1),
-        dropout=Option(0.0, "share of activations dropped in training", least=0),
+        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
         form=Option("chunk", "of the recurrence: loop, scan or chunk",
                     among=("loop", "scan", "chunk")),
         stateful=Option(False, "carry the state from block to block"),
@@ -246,6 +246,7 @@ class NextToken(Task):
         return ids
 
     def stream(self, seed, batch, device="cpu", rank=0, world=1):
+        self.tokens("valid")                # if it is not there, better said now than after an hour
         return Blocks(self, seed, batch, device, rank, world)
 
     def example(self, batch):

@@ -154,11 +154,17 @@ def train(args):
     if args.dry_run:
         return dry_run(args, turns[0], recipe, args.world or processes()[1])
     check(args, turns[0], recipe)
-    run = setup(args, turns, recipe)                # whatever is wrong is said before the disk changes
+    run = setup(args, turns, recipe)                # what is wrong is said before a file changes
     with run_folder(args, run.config) if run.rank == 0 else nullcontext(args.out) as run.folder:
         start(run)
         loop(run)
-        return report(run) if run.rank == 0 else None
+        if run.rank > 0:
+            return None
+        try:
+            return report(run)
+        except KeyboardInterrupt:                   # the checkpoint has all steps
+            say_how_to_go_on(run)
+            sys.exit(130)
 
 
 def setup(args, turns, recipe):

@@ -46,7 +46,8 @@ def spoken(script):
         print(f"\n{script}: stopped", file=sys.stderr)
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or "memory" in str(error).lower()):
+        said = str(error).lower()
+        if not (isinstance(error, MemoryError) or "memory" in said or "overflow" in said):
             raise
         what = f" ({str(error).splitlines()[0]})" if str(error) else ""
         sys.exit(f"{script}: too little memory{what}. A smaller --batch, or --accumulate 2, "

@@ -29,6 +29,8 @@ class Option(NamedTuple):
             known(name.strip("-"), value, dict.fromkeys(self.among))
         if value is None or self.type not in (int, float):
             return
+        if self.type is int and abs(value) >= 2 ** 63:
+            raise ValueError(f"{name} must be less than 2^63, got {value}")
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, got {value}")
         if self.least is not None and value < self.least:
