@@ -195,7 +195,7 @@ def setup(args, turns, recipe):
 
 
 def start(run):
-    """From the beginning or from a checkpoint; of the folder nothing is changed before that fits."""
+    """From the beginning or from a checkpoint; no file is changed before that fits."""
     path, seconds = None, 0.0
     if run.args.resume:
         path, state = read_checkpoint(run.folder, run.config, run.rank, run.world)

@@ -26,9 +26,9 @@ def choose_device(name):
 def processes():
     """(rank, world): which of how many processes this is, as torchrun says."""
     said = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
-    rank, world = (said.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    alone = world == "1" and rank == "0"
-    if not alone and (len(said) < 2 or not (rank + world).isdecimal() or int(rank) >= int(world)):
+    rank, world = said.get("RANK", "0"), said.get("WORLD_SIZE", "1")
+    within = (rank + world).isdecimal() and int(rank) < int(world)
+    if not within or world != "1" and "RANK" not in said:
         there = " and ".join(f"{name}={value}" for name, value in said.items())
         raise ValueError(f"the environment has {there}, which is no process of a run: unset them, "
                          "or start with torchrun, which sets both")

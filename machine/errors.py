@@ -31,7 +31,7 @@ def spoken(script):
         try:
             yield
         finally:
-            sys.stdout.flush()                                  # not when Python is half gone
+            sys.stdout.flush()          # when Python ends it is too late to say anything
     except BrokenPipeError:                                     # … | head: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + 13)                                      # as other commands end then
@@ -40,7 +40,8 @@ def spoken(script):
     except OSError as error:
         full = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            full = ". What was written before is whole: make room, then --resume"
+            again = "--resume" if script == "train.py" else "once more"
+            full = f". What was written before is whole: make room, then {again}"
         sys.exit(f"{script}: {error}{full}")
     except KeyboardInterrupt:
         print(f"\n{script}: stopped", file=sys.stderr)
