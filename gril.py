@@ -13,24 +13,21 @@ The model of "Learning in the Recurrent State: Gradient Descent with Linear Recu
   Q, q, β   mix, select, scale the window's columns     o_t   read-out (d)
   J         independent states side by side             η, N  step size, examples in the prompt
 
-Loop, scan and query share a signature and a layout of axes; β is the caller's.
+Loop, scan and query share a signature and a layout of axes; β is the caller's:
 
   o, Z_T = form(C_v, C_k, C_u, Q, q, A, Z0)       Z_t = A ⊙ Z_{t-1} + C_v Q C_kᵀ,  o_t = Z_t C_u q
   C_v (B, T, J, d, w)  C_k (B, T, J, m, w)  C_u (B, T, J, m, n)  o (B, T, J, d)  Z (B, J, d, m)
   Q (J, w, w)  q (J, n)  A broadcasts to (J, d, m); J may be 1 in any of them
 
-An in-context layer passes one window three times; the block's are windows over values, keys and
-queries. Exact for |A| ≤ 1, zero included; a gate beyond 1 is not refused, Z grows as |A|^T. Chunk
-and step take the tokens v, k, u (B, T, J, ·) of which the windows are made, because that is what
-they carry on: their state is Z and the last w-1 tokens.
+An in-context layer passes one window three times; the block has windows over values, keys and
+queries. Chunk and step take the tokens v, k, u (B, T, J, ·) of which these are made, for that is
+what they carry on: Z and the last w-1 tokens. A gate beyond 1 is not refused: Z grows as |A|^T.
 
 Sign, a departure from the paper: it writes the state as +gradient in Eq. 5 and as -gradient in
 Eq. 7 (and App. A.1 mixes both, which would climb). Here the state always holds +Σ y xᵀ, minus the
-gradient at W = 0, and β = +η/N. W is the paper's Wᵀ: y = W x here, ŷ = Wᵀ x in Sec. 4.2, and
-W_{l-1} Z̃ below is the Z̃ W_{l-1} of App. A.3, transposed.
+gradient at W = 0, and β = +η/N. W is the paper's Wᵀ: y = W x here, ŷ = Wᵀ x in Sec. 4.2.
 """
 import math
-from contextlib import nullcontext
 from functools import reduce
 
 import torch
@@ -38,7 +35,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from machine.errors import fitting, known
-from machine.scan import carry, conjugate, in_parts, powers, scan, times
+from machine.scan import (aged, carry, conjugate, full_precision, in_parts, last, loop, powers,
+                          scan, times)
 
 
 # ---------------------------------------------------------------------------------- 1. the window
@@ -71,7 +69,7 @@ def gril_loop(C_v, C_k, C_u, Q, q, A, Z0=None):
     dtype, outputs = C_v.dtype, []
     C_v, C_k, C_u, Q, q, A, Z = _prepare(C_v, C_k, C_u, Q, q, A, Z0)
     A = 1 if A is None else A
-    for C_v, C_k, C_u in zip(C_v.unbind(1), C_k.unbind(1), C_u.unbind(1)):
+    for C_v, C_k, C_u in zip(C_v.unbind(1), C_k.unbind(1), C_u.unbind(1), strict=True):
         Z = A * Z + C_v @ Q @ C_k.mT                                        # (B, J, d, m)
         o = Z.real @ (C_u @ q)                                              # (B, J, d, 1)
         outputs.append(o[..., 0])
@@ -95,13 +93,13 @@ def gril_query(C_v, C_k, C_u, Q, q, A):
         o_T = Z_T r = Σ_t (A^{T-t} ⊙ C_v Q C_kᵀ) r = Σ_t Σ_i (C_v Q)_i ⊙ A^{T-t} (C_k,i ⊙ r)
 
     with columns i: one product with the powers of the gate instead of T outer products. For
-    training on the query's loss, where all heads share their windows: J = 1 in C.
+    training on the query's loss, where all heads share windows and q: J = 1 in C, q (n).
     """
     (B, T, _, d, w), m = C_v.shape, C_k.shape[3]
     J = Q.numel() // w ** 2
     gates = aged(A.expand(J, d, m), T)                                      # (T, J, d, m)
-    r = (C_u[:, -1] @ q[..., None])[..., 0].transpose(0, 1)                 # (1, B, m)
-    K = C_k.permute(1, 2, 4, 0, 3) * r[:, None]                             # (T, 1, w, B, m)
+    r = (C_u[:, -1] @ q).transpose(0, 1)                                    # (1, B, m)
+    K = C_k.permute(1, 2, 4, 0, 3).contiguous() * r[:, None]                # (T, 1, w, B, m)
     V = Q.mT.reshape(-1, w) @ C_v.permute(4, 1, 2, 0, 3).flatten(1)         # (J w, T B d)
     V = V.view(J, w, T, B, d).permute(2, 0, 1, 3, 4)                        # (T, J, w, B, d)
     o = V * (K.flatten(2, 3) @ gates.mT).view(V.shape)
@@ -166,7 +164,7 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
     pasts = past.mT.split([d, m, m], -1)
     tokens = [torch.cat([p, x.transpose(1, 2), p.new_zeros(B, J, C * L - T, x.shape[-1])], 2)
               for p, x in zip(pasts, (v, k, u))]                # (B, J, w-1 + C L, ·)
-    C_v, C_k, C_u = ([x[:, :, j:j + C * L] for j in range(w)] for x in tokens)     # by columns
+    C_v, C_k, C_u = ([x[:, :, j:j + C * L] for j in range(w)] for x in tokens)    # causal windows
     r, K = mix(q, C_u), [mix(Q[:, i], C_k) for i in range(w)]   # r_t = C_u q and K̃_{t,i}
     o = young = 0
     for c in range(w):                                          # the window's own tokens, beside M
@@ -199,36 +197,10 @@ def _prepare(C_v, C_k, C_u, Q, q, A, Z0):
     if sizes["T"] == 0:
         raise ValueError(f"empty sequence: C_v {tuple(C_v.shape)}")
     Z0 = C_v.new_zeros([sizes[axis] for axis in "BJdm"]) if Z0 is None else Z0
-    gate = Z0 if A is None else A
-    operands = (C_v, C_k, C_u, Q, q, gate, Z0)
-    dtype = reduce(torch.promote_types, (x.dtype for x in operands), torch.float32)
-    C_v, C_k, C_u, Q, q = (x.to(dtype.to_real()) for x in (C_v, C_k, C_u, Q, q))
+    weights, gates = (C_v, C_k, C_u, Q, q), (Z0,) if A is None else (A, Z0)
+    dtype = reduce(torch.promote_types, (x.dtype for x in weights + gates), torch.float32)
+    C_v, C_k, C_u, Q, q = (x.to(dtype.to_real()) for x in weights)
     return C_v, C_k, C_u, Q, q[..., None], A if A is None else A.to(dtype), Z0.to(dtype)
-
-
-def full_precision(device_type):
-    """No autocast: a state is float32 even in a bfloat16 run (on CUDA with TF32, train.py)."""
-    return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
-
-
-def loop(a, b):
-    """scan(a, b) of a constant gate, z_t = a ⊙ z_{t-1} + b_t from zero (Eq. 1), step by step."""
-    z, steps = 0, []
-    for b_t in b.unbind(1):
-        z = a * z + b_t
-        steps.append(z)
-    return torch.stack(steps, 1)
-
-
-def last(a, b):
-    """Its last state alone, z_T = Σ_t a^{T-t} ⊙ b_t, (B, 1, …)."""
-    return (aged(a, b.shape[1]) * b).sum(1, keepdim=True)
-
-
-def aged(a, T):
-    """a^{T-t} for t = 1 … T, (T, …): what is left of each step at the last."""
-    ages = torch.arange(T - 1, -1, -1, dtype=a.dtype, device=a.device)
-    return a ** ages.view(T, *[1] * a.ndim)
 
 
 # ----------------------------------------------------------------------- 3. the in-context layers
@@ -238,10 +210,11 @@ STATES = {"query": last, "loop": loop, "scan": scan}            # for layers tha
 
 
 class InContext(nn.Module):
-    """A layer on a prompt (B, L, f); run(s, form) makes a prediction per step, (B, T, outputs).
+    """A layer on a prompt (B, L, f): give it run(s, form), a prediction per step (B, T, outputs).
 
-    form says how query computes the last one: by the shortcut, or by loop or scan, in full.
+    form says how query computes the last of them: by the shortcut, or by loop or scan, in full.
     """
+
     def __init__(self, form="query"):
         super().__init__()
         known("form", form, FORMS)
@@ -366,8 +339,9 @@ class MultistepGRIL(InContext):
 
         W_l = W_{l-1} + β_l (Z_l - W_{l-1} Z̃_l) - ηλ W_{l-1}
 
-    Every layer sees the same windows and has two heads, Z = Σ y xᵀ and Z̃ = Σ x xᵀ. The last term
-    is the gradient of an L2 penalty (App. A.5), ηλ is `decay`. loops=k applies the stack k times.
+    Every layer sees the same windows and has two heads, Z = Σ y xᵀ and Z̃ = Σ x xᵀ (the paper has
+    Z̃ W_{l-1}, for its W is transposed). The last term is the gradient of an L2 penalty (App. A.5),
+    ηλ is `decay`. loops=k applies the stack k times.
     """
     recurrent = ("A",)
 
@@ -462,8 +436,7 @@ class StateMLPGRIL(InContext):
 
 
 class ClassifierGRIL(InContext):
-    """Sec. 4.4, Proposition 4.3: windows (φ(x_t), y_t - p_t, φ(x_{t+1})), so that the state holds
-    minus the gradient of cross-entropy (Eq. 11).
+    """Sec. 4.4, Proposition 4.3: windows (φ(x_t), y_t - p_t, φ(x_{t+1})): Z is -gradient, Eq. 11.
 
     Tokens of width f + K: x_t in the first f places, the error y_t - p_t at W = 0 (one-hot minus
     1/K; ±½ when binary, K = 1) in the last K. Sharing places would do for the construction, but
@@ -545,10 +518,9 @@ def construct_multistep(layer, eta, N, W0=None, weight_decay=0.0):
 
 
 def construct_softmax(model, eta, N):
-    """App. A.6: the error of cross-entropy stands in y's place; else the multivariate construction.
+    """App. A.6: the error of cross-entropy takes the place of y, the weights stay as they are.
 
-    With the paper's r = p - y the state would hold the gradient and β its minus; here the tokens
-    are y - p and β = +η/N.
+    With the paper's r = p - y, Z would be the gradient and β = -η/N; the tokens here are y - p.
     """
     construct_multivariate(model.linear, eta, N)
     return model

@@ -16,9 +16,9 @@ import argparse
 import codecs
 import json
 import math
-import os
-import sys
 from pathlib import Path
+
+from machine.errors import Missing, known, spoken       # before torch, which takes seconds to load
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from files.runs import read
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
 from gril import Block, Mixer
 from machine.devices import choose_device, my_share, on, summed
-from machine.errors import known
 from machine.options import LOOP, Option, flag
 from tasks import Task
 
@@ -242,7 +241,7 @@ class NextToken(Task):
             command += " --bytes"
         ids = read_tokens(folder, self.recipe["tokenizer"], split, command)
         if ids is None and split != "test":
-            raise ValueError(f"{folder} has no {split} tokens: make them with: {command}")
+            raise Missing(f"{folder} has no {split} tokens: make them with: {command}")
         return ids
 
     def stream(self, seed, batch, device="cpu", rank=0, world=1):
@@ -401,18 +400,22 @@ class Blocks:
 
 def load(folder):
     """(task, model, config) of a run that train.py made, finished or not."""
-    folder = Path(folder)
-    if not (folder / "config.json").exists():
+    folder, name = Path(folder), None
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        if (name := config["task"]) in LM:
+            options = {**LOOP, **LM[name].options}
+            numbers = {option: config[option] for option in options if option in config}
+            task = LM[name](config.get("data"), **numbers)
+            model = task.model(config["model"])
+    except FileNotFoundError:
         raise ValueError(f"{folder} is not the folder of a run: it has no config.json. `python "
-                         "train.py --task wikitext2` makes one under runs/")
-    config = json.loads((folder / "config.json").read_text())
-    if config.get("task") not in LM:
-        raise ValueError(f"{folder} is a run of {config.get('task')}, not of a language model: "
-                         f"{', '.join(LM)}")
-    Task = LM[config["task"]]
-    numbers = {name: config[name] for name in {**LOOP, **Task.options} if name in config}
-    task = Task(config.get("data"), **numbers)
-    model = task.model(config["model"])
+                         "train.py --task wikitext2` makes one under runs/") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{folder / 'config.json'} is not as train.py wrote it "
+                         f"({type(error).__name__}: {error})") from None
+    if name not in LM:
+        raise ValueError(f"{folder} is a run of {name}, not of a language model: {', '.join(LM)}")
     paths = [folder / name for name in ("best.pt", "weights.pt", "last.pt")]
     paths = [path for path in paths if path.exists()]
     if not paths:
@@ -505,9 +508,11 @@ def run_prepare(args):
 
 
 def run_generate(args):
-    for name in ("tokens", "temperature", "top_k"):
-        if not getattr(args, name) >= 0:
+    for name in ("tokens", "top_k"):
+        if getattr(args, name) < 0:
             raise ValueError(f"{flag(name)} must be 0 or more, got {getattr(args, name)}")
+    if args.temperature != 0 and not 1e-6 <= args.temperature <= 1e6:
+        raise ValueError(f"--temperature must be 0, or 1e-6 to 1e6, got {args.temperature}")
     if not 0 <= args.seed < 2 ** 32:
         raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
     task, model, config = load(args.run)
@@ -523,16 +528,9 @@ def run_generate(args):
 
 
 def main(argv=None):
-    args = arguments(argv)
-    try:
+    with spoken("lm.py"):
+        args = arguments(argv)
         dict(prepare=run_prepare, generate=run_generate)[args.command](args)
-    except KeyboardInterrupt:
-        print(flush=True)
-        sys.exit(130)
-    except BrokenPipeError:                                                 # … | head: enough read
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        sys.exit(f"lm.py: {error}")
 
 
 if __name__ == "__main__":

@@ -27,11 +27,12 @@ import argparse
 import bisect
 import hashlib
 import os
-import sys
 import textwrap
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from math import pi
+
+from machine.errors import Missing, known, spoken       # before torch, which takes seconds to load
 
 import numpy as np
 import torch
@@ -39,12 +40,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from baselines import offered, parameters
-from files.arena import (CIFAR_FILES, LISTOPS_FILES, RETRIEVAL_FILES, SYMBOLS, generate_listops,
-                         load, read_image, read_listops, read_pathfinder, read_retrieval, read_text,
-                         store)
+from files.arena import (CIFAR_FILES, LISTOPS_FILES, RETRIEVAL_FILES, REVIEWS, SYMBOLS,
+                         generate_listops, load, read_image, read_listops, read_pathfinder,
+                         read_retrieval, read_text, store)
 from files.downloads import data_folder, download, unpack
 from machine.devices import my_share, on, summed
-from machine.errors import known
 from machine.options import Option
 from tasks import Task
 
@@ -191,8 +191,8 @@ class Arena(Task):
         if not sources and not (self.home / "index.json").exists():
             looked = ", ".join(str(self.folder / place) for place in self.places)
             how = f"This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
-            raise ValueError(f"{self.name}: no data. Looked for {looked}. "
-                             f"{how if self.name in LRA else ''}")
+            raise Missing(f"{self.name}: no data. Looked for {looked}. "
+                          f"{how if self.name in LRA else ''}")
         return load(self.home, sources, self.read, documents=self.documents, classes=self.classes,
                     vocabulary=self.vocabulary)
 
@@ -335,7 +335,7 @@ class Text(Arena):
                    gate="complex"))
     places = tuple(f"{where}aclImdb{ending}" for ending in ("", "_v1.tar.gz", ".tar.gz", ".tar.xz")
                    for where in ("imdb/", ""))
-    parts = ".", "train/pos", "train/neg", "test/pos", "test/neg"
+    parts = REVIEWS
     published = ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
                  "imdb/aclImdb_v1.tar.gz", "7c2ac02c03563afcf9b574c7e56c153a")
     read = staticmethod(read_text)
@@ -390,7 +390,9 @@ class Pathfinder(Arena):
     @staticmethod
     def files(place):
         """Lists in the order of their numbers: which rows test would else depend on how many."""
-        return sorted((place / "metadata").glob("*.npy"), key=lambda path: (len(path.name), path))
+        lists = (place / "metadata").glob("*.npy")
+        lists = sorted(lists, key=lambda path: (len(path.name), path))
+        return lists and [*lists, place / "imgs"]
 
 
 LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)}
@@ -408,13 +410,16 @@ def prepare(task, args):
                          f"{task.name} is read")
     else:
         fetch(task)
-    sources = task.sources(task.folder)
+    sources, read = task.sources(task.folder), task.read
+    if args.incomplete and task.name not in ("text", "image"):
+        raise ValueError(f"--incomplete is for text and image, not for {task.name}")
+    if args.incomplete:
+        read = partial(read, incomplete=True)
     for path in sources:
         print(f"read     {path}")
-    store(task.home, sources, task.read)
-    data = task.data
+    store(task.home, sources, read)
     print(f"written  {task.home}")
-    for split, (tokens, _, labels) in data.items():
+    for split, (tokens, _, labels) in task.data.items():
         print(f"{split:8s} {len(labels):8,} rows {len(tokens):14,} tokens")
     print(f"{time.perf_counter() - start:.1f} seconds")
 
@@ -493,13 +498,13 @@ def main(argv=None):
     add("--workers", type=int, default=os.cpu_count(),
         help="processes that generate ListOps (default: one a core)")
     add("--force", action="store_true", help="generate ListOps again over what is there")
+    add("--incomplete", action="store_true",
+        help="go on without reviews of a class or a batch of CIFAR-10")
     add("--row", type=int, default=0, help="which training example to show (default 0)")
-    args = parser.parse_args(argv)
-    try:
+    with spoken("lra.py"):
+        args = parser.parse_args(argv)
         task = known("task", args.task, LRA)(args.data)
-        prepare(task, args) if args.command == "prepare" else show(task, args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"lra.py: {error}")
+        dict(prepare=prepare, show=show)[args.command](task, args)
 
 
 if __name__ == "__main__":

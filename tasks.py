@@ -136,15 +136,18 @@ class InContext(Task):
         if not scale > 0:
             raise ValueError(f"{self.name}: --scale must be a number other than 0, "
                              f"got {self.scale:g}")
-        large = math.prod([scale * max(1, abs(self.weight_scale))] * 6)
-        small = math.prod([scale] * 4)
-        if not (large < torch.finfo(dtype).max and small > torch.finfo(dtype).tiny):
-            wider = ", and so does --dtype float64" if dtype == torch.float32 else ""
+        limits = torch.finfo(dtype)
+        most = limits.max ** (1 / 12) / max(1, abs(self.weight_scale))
+        least = limits.tiny ** (1 / 4)
+        if not least < scale < most:
+            wider = ""
+            if dtype == torch.float32:
+                wider = "; --dtype float64 holds more"
             raise ValueError(
-                f"{self.name}: with --scale {self.scale:g} and --weight-scale "
-                f"{self.weight_scale:g} an untrained layer's loss, a product of six inputs "
-                f"({large:.0e}), or its gradient, of four ({small:.0e}), is beyond what "
-                f"{str(dtype)[6:]} holds; --scale 1e-6 to 1e6 fits{wider}")
+                f"{self.name}: --scale {self.scale:g} with --weight-scale {self.weight_scale:g} is "
+                f"beyond {str(dtype)[6:]}. The gradient of an untrained layer is a product of up to "
+                f"six inputs, and the optimiser squares it: from {least:.0e} to {most:.0e} a scale "
+                f"fits{wider}")
 
     # ---- data
 
@@ -251,10 +254,18 @@ class InContext(Task):
         return self.optimal()[0] if self.optimal() else self.tuned(1)[0]
 
     def tuned(self, steps):
-        """Step sizes for several steps of gradient descent, tuned together (or as in App. B.4)."""
-        start = [4.0 + i for i in range(steps)]                 # equal ones stay equal: a saddle
-        with torch.device("cpu"):                                           # numbers, also on meta
-            return tune(lambda *etas: gradient_descent(etas, self.residual), start, self)
+        """Step sizes for several steps of gradient descent, tuned together (or as in App. B.4).
+
+        One step after the other: the shorter solution and a small step more are where the longer
+        one starts, so that more steps are never worse.
+        """
+        etas = []
+        for step in range(1, steps + 1):
+            start = [*etas, 0.1 * sum(etas) / len(etas) if etas else 4.0 / self.scale ** 2]
+            with torch.device("cpu"):                           # numbers, also on meta
+                etas = tune(lambda *etas: gradient_descent(etas, self.residual), start, self,
+                            final=step == steps)
+        return etas
 
     def learner(self):
         """Explicit gradient descent, the reference of this task."""
@@ -571,11 +582,11 @@ def closed_form(f, N, scale=1.0, weight_scale=1.0):
     return variance / e, weight_scale ** 2 * 0.5 * f * variance * (1 - variance ** 2 / e)
 
 
-def tune(family, start, task, seed=10_000):
+def tune(family, start, task, seed=10_000, final=True):
     """The positive parameters with which family(*parameters) has the least loss, on fixed tasks.
 
     If the task asks for it, the paper's calibration of App. B.4 instead: that many Adam steps on
-    fresh batches.
+    fresh batches. What is only a start for more is tuned on fewer tasks.
     """
     generator = torch.Generator().manual_seed(seed)
     log_p = torch.tensor(start, dtype=torch.float64).log().requires_grad_()
@@ -584,7 +595,7 @@ def tune(family, start, task, seed=10_000):
         x, y = batch.x.double(), batch.y.double()
         return task.error(family(*log_p.exp())(x[:, :-1], y[:, :-1], x[:, -1]), y[:, -1])
 
-    if task.calibrate:
+    if task.calibrate and final:
         optimizer = torch.optim.Adam([log_p], lr=1e-2)
         for _ in range(task.calibrate):
             optimizer.zero_grad()
@@ -592,9 +603,9 @@ def tune(family, start, task, seed=10_000):
             optimizer.step()
         return log_p.detach().exp().tolist()
 
-    optimizer = torch.optim.LBFGS([log_p], max_iter=50, tolerance_change=1e-12,
+    optimizer = torch.optim.LBFGS([log_p], max_iter=50 if final else 10, tolerance_change=1e-12,
                                   line_search_fn="strong_wolfe")
-    batch = task.sample(task.tasks, generator)
+    batch = task.sample(task.tasks if final else min(task.tasks, 1_000), generator)
 
     def closure():
         optimizer.zero_grad()
@@ -631,9 +642,14 @@ def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
     jacobians = {name: sensitivity(p, batch) for name, p in predictors.items()}
     return {name: dict(
         loss=losses[name] / tasks, prediction_l2=distance[name] / tasks,
-        cosine=F.cosine_similarity(jacobians[first], J, -1).mean().item(),
+        cosine=(unit(jacobians[first]) * unit(J)).sum(-1).mean().item(),
         sensitivity_l2=(jacobians[first] - J).norm(dim=-1).mean().item())
         for name, J in jacobians.items()}
+
+
+def unit(J):
+    """J of length 1; zero stays zero, and nothing else is too small."""
+    return F.normalize(J.double(), dim=-1, eps=1e-300)
 
 
 def sensitivity(predictor, batch):

@@ -12,21 +12,22 @@ Which rows are for what never depends on a seed. Where this departs from LRA: ev
 review of Text validates (LRA validates on its test reviews); of Pathfinder's rows every ninth
 validates and every tenth tests, which is its 80/10/10; without a test file, the validation file is
 the test set, and every tenth training row validates.
+
+What is missing is said. Without a class of reviews or a batch of CIFAR-10 the readers go on only if
+they are told to, by `lra.py prepare --incomplete`: its preparation is then taken without a word,
+until one of the files that it was made from changes.
 """
 import hashlib
 import io
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import re
-import signal
 import statistics
 import sys
 import tempfile
 import zlib
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -36,10 +37,13 @@ from matplotlib.image import imread
 from tqdm import tqdm
 
 from files.downloads import archive
+from files.workers import spread
+from machine.errors import Missing
 
 SPLITS = "train", "val", "test"
 LISTOPS_FILES = tuple(f"basic_{split}.tsv" for split in SPLITS)
 RETRIEVAL_FILES = tuple(f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test"))
+REVIEWS = "train/pos", "train/neg", "test/pos", "test/neg"
 LONGEST = 4096                      # bytes kept of a text: more no preset reads
 CIFAR_FILES = *(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
 
@@ -78,17 +82,15 @@ def listops_row(seed, i):
 
 def listops_lines(total, seed=0, workers=1):
     """`total` different rows, each drawn by itself: workers change nothing but the time."""
-    row, first, seen = partial(listops_row, seed), 0, set()
-    ignore = (signal.signal, (signal.SIGINT, signal.SIG_IGN))   # Ctrl-C is for the parent alone
-    with multiprocessing.Pool(workers, *ignore) if workers > 1 else nullcontext() as pool:
-        while len(seen) < total:                                # once more, if a row came twice
-            numbers = range(first, first + total - len(seen))
-            for line in pool.imap(row, numbers, chunksize=50) if pool else map(row, numbers):
-                digest = hashlib.blake2b(line, digest_size=16).digest()
-                if digest not in seen:
-                    seen.add(digest)
-                    yield line
-            first = numbers.stop
+    first, seen = 0, set()
+    while len(seen) < total:                                    # once more, if a row came twice
+        numbers = range(first, first + total - len(seen))
+        for line in spread(partial(listops_row, seed), numbers, workers, chunksize=50):
+            digest = hashlib.blake2b(line, digest_size=16).digest()
+            if digest not in seen:
+                seen.add(digest)
+                yield line
+        first = numbers.stop
 
 
 def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
@@ -109,6 +111,15 @@ def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
 # --------------------------------------------------------------------------------------- 2. readers
 # Each yields rows (split, label, document, …).
 
+def check_whole(where, missing, task, incomplete):
+    if not missing:
+        return
+    what = f"{where}: {', '.join(missing)} should be there"
+    if not incomplete:
+        raise Missing(f"{what}. To go on without: python lra.py prepare {task} --incomplete")
+    print(f"{what}; going on without", file=sys.stderr)
+
+
 def table_rows(sources, names, columns, header=None):
     """(split, file and row, columns) of train, validation and test tables, tabs without quotes."""
     files = {split: path for split, name in zip(SPLITS, names)
@@ -117,11 +128,13 @@ def table_rows(sources, names, columns, header=None):
         print(f"no {names[2]}: {names[1]} is the test set, every tenth row of {names[0]} validates",
               file=sys.stderr)
         files["test"] = files.pop("val")
+    elif "val" not in files:
+        print(f"no {names[1]}: every tenth row of {names[0]} validates", file=sys.stderr)
     for split, name in (("train", names[0]), ("test", names[2])):
         if split not in files:
             there = ", ".join(path.name for path in sources)
-            raise ValueError(f"{sources[0].parent / name} is missing beside {there}. In an empty "
-                             "data folder, python lra.py prepare TASK makes or downloads them all")
+            raise Missing(f"{sources[0].parent / name} is missing beside {there}. In an empty data "
+                          "folder, python lra.py prepare TASK makes or downloads them all")
     first = 2 if header else 1
     for split, path in files.items():
         tenth = "val" if split == "train" and "val" not in files else split
@@ -159,22 +172,27 @@ def byte_document(text, where):
     return text[:LONGEST]
 
 
-def read_text(sources):
-    """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, in a folder or straight from the archive."""
-    source, rows = sources[0], {}
-    name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
+def read_text(sources, incomplete=False):
+    """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, in folders or straight from the archive."""
+    source, files = sources[0], review_files(sources)
     if source.is_dir():
-        for path in (path for folder in sources[1:] for path in folder.glob("*.txt")):
-            if not path.is_file() or path.stat().st_size > 1 << 24:         # a pipe would never end
-                raise ValueError(f"{path}: no file, or one of more than {1 << 24:,} bytes: "
-                                 "no review")
-            rows[name.fullmatch(path.as_posix()).groups()] = path.read_bytes()
+        source = source.parent.parent
     else:
-        rows = {match.groups(): text for member, text in archive(source)
-                if (match := name.fullmatch(member))}
+        files = archive(source)
+    name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
+    rows = {match.groups(): text for file, text in files if (match := name.fullmatch(file))}
+    there = {f"{part}/{kind}" for part, kind, _ in rows}
+    check_whole(source, [x for x in REVIEWS if x not in there], "text", incomplete)
     for i, ((part, kind, file), text) in enumerate(sorted(rows.items())):
         split = "val" if part == "train" and i % 10 == 9 else part
         yield split, int(kind == "pos"), byte_document(text, f"{source}, {part}/{kind}/{file}")
+
+
+def review_files(folders):
+    for path in (path for folder in folders for path in folder.glob("*.txt")):
+        if not path.is_file() or path.stat().st_size > 1 << 24:             # a pipe would never end
+            raise ValueError(f"{path}: no file, or one of more than {1 << 24:,} bytes: no review")
+        yield path.as_posix(), path.read_bytes()
 
 
 def read_retrieval(sources):
@@ -184,7 +202,7 @@ def read_retrieval(sources):
         yield split, int(label[:1]), *(byte_document(text, where) for text in texts)
 
 
-def read_image(sources):
+def read_image(sources, incomplete=False):
     """CIFAR-10's training batches, whose last tenth validates, then its test batch."""
     source = sources[0]
     if source.suffix == ".bin":
@@ -195,10 +213,9 @@ def read_image(sources):
         files = {Path(member).name: (f"{source}, {Path(member).name}", data)
                  for member, data in archive(source) if member.endswith(".bin")}
     batches = [name for name in CIFAR_FILES if name in files]
-    if len(batches) < 2 or batches[-1] != CIFAR_FILES[-1]:
-        raise ValueError(f"{source}: data_batch_1.bin … data_batch_5.bin and test_batch.bin should "
-                         f"be there, found {', '.join(files) or 'none'}")
-    n = sum(len(files[name][1]) for name in batches[:-1]) // 3073
+    missing = [name for name in CIFAR_FILES if name not in files]
+    check_whole(source, missing, "image", incomplete)
+    n = sum(len(files[name][1]) for name in batches if name != "test_batch.bin") // 3073
     splits = ["train"] * (n - n // 10) + ["val"] * (n // 10)
     rows = (row for name in batches for row in image_rows(*files[name]))
     for split, (label, pixels) in zip(itertools.chain(splits, itertools.repeat("test")), rows):
@@ -229,14 +246,18 @@ LINE = re.compile(rb"\s*(imgs/\d+)\s+(sample_\d+\.png)\s+\S+\s+([01])(\s.*)?")
 
 def read_pathfinder(sources):
     """metadata/D.npy, despite its name, is text: a line a picture, with its file and its label."""
-    rows = itertools.count()
-    for path in sources:
+    seen = set()
+    for path in (path for path in sources if path.suffix == ".npy"):
         if path.stat().st_size > 1 << 26:
             raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no list of images")
         for row, line in enumerate(path.read_bytes().split(b"\n"), 1):
             if match := LINE.fullmatch(line):
-                split = {8: "val", 9: "test"}.get(next(rows) % 10, "train")
+                split = {8: "val", 9: "test"}.get(len(seen) % 10, "train")
                 picture = path.parent.parent / match[1].decode() / match[2].decode()
+                if picture in seen:                             # it may be in another split
+                    raise ValueError(f"{path}, row {row}: {picture} is listed a second time. If "
+                                     f"{path.name} is a copy of another list, remove it")
+                seen.add(picture)
                 yield split, int(match[3]), png_pixels(picture)
             elif line.strip():
                 raise ValueError(f"{path}, row {row}: not \"imgs/D sample_N.png N LABEL …\": "
@@ -301,8 +322,19 @@ def load(home, sources, read, **checks):
 
 
 def stamp(sources):
-    return {"/".join(path.parts[-3:]): [path.stat().st_size, path.stat().st_mtime_ns]
-            for path in sources}
+    """{source: [size, time]}; of a folder, the number of its files and a sum of all of theirs."""
+    def seen(path):
+        return [path.stat().st_size, path.stat().st_mtime_ns]
+
+    stamps = {}
+    for source in sources:
+        mark = seen(source)
+        if source.is_dir():
+            files = [(str(path.relative_to(source)), *seen(path))
+                     for path in sorted(source.rglob("*")) if path.is_file()]
+            mark = [len(files), hashlib.sha256(repr(files).encode()).hexdigest()]
+        stamps["/".join(source.parts[-3:])] = mark
+    return stamps
 
 
 def checksum(path):

@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from files.whole import whole
+from machine.errors import Missing
 
 
 def data_folder(argument=None):
@@ -83,8 +84,8 @@ def download(address, path, checksum=None):
             if checksum and digest.hexdigest() != checksum:
                 raise OSError(f"its {kind} is {digest.hexdigest()}, published is {checksum}")
     except (OSError, HTTPException) as error:
-        raise ValueError(f"could not download {address} ({error}). By hand:\n"
-                         f"  curl -L -o {path} {address}") from None
+        raise Missing(f"could not download {address} ({error}). By hand:\n"
+                      f"  curl -L -o {path} {address}") from None
 
 
 class Header(tarfile.TarInfo):

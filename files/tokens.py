@@ -3,21 +3,18 @@
   1. tokenizers   BPE(encoder.json, vocab.bpe) gives GPT-2's own ids; Bytes needs no vocabulary
   2. token files  prepare makes them from WikiText or any text, read_tokens maps them into memory
 
-A folder of token files holds, per tokenizer, one uint16 file for each of train, valid and test, and
-a header in JSON that names tokenizer, counts and checksums.
+The tokens of a text are one file per tokenizer, which is replaced whole or not at all: a line of
+JSON with the tokenizer and the place, count and checksum of train, valid and test, then their ids,
+uint16.
 """
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import re
-import shutil
-import signal
 import sys
 import unicodedata
 import zipfile
-from contextlib import nullcontext
 from functools import cache, lru_cache, partial
 from itertools import chain, groupby, pairwise, product
 from pathlib import Path
@@ -27,7 +24,8 @@ from tqdm import tqdm
 
 from files.downloads import download, unpacked
 from files.whole import write
-from machine.errors import known
+from files.workers import spread
+from machine.errors import Missing, known
 
 
 # ----------------------------------------------------------------------------------- 1. tokenizers
@@ -61,7 +59,7 @@ def utf8(text):
 
 
 def short_text(path, most=1 << 22):
-    """A vocabulary or a header, of a megabyte at most; nothing longer is parsed."""
+    """A file of a vocabulary, of 4 MB at most; nothing longer is parsed."""
     with open(path, encoding="utf-8") as file:
         text = file.read(most + 1)
     if len(text) > most:
@@ -158,9 +156,8 @@ def tokenizer(name, folder):
         return Bytes()
     folder, paths = folder / "gpt2", [folder / "gpt2" / file for file in GPT2]
     if not all(path.exists() for path in paths):
-        raise ValueError(f"{folder} lacks {' or '.join(GPT2)}: `python lm.py prepare wikitext2 "
-                         f"--data {folder.parent}` gets them; --data names another folder; bytes "
-                         "need none")
+        raise Missing(f"{folder} lacks {' or '.join(GPT2)}: `python lm.py prepare wikitext2 --data "
+                      f"{folder.parent}` gets them; --data names another folder; bytes need none")
     bpe = BPE(*paths)
     hello, size = bpe.encode("Hello world"), len(bpe.tokens)
     if hello != [15496, 995] or size != TOKENIZERS[name]:
@@ -184,7 +181,7 @@ LARGEST = 1 << 30                                                       # bytes,
 
 
 def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, quiet=False):
-    """Texts to token files in data; the header, as written.
+    """Texts to a token file in data; its header.
 
     WikiText becomes tokens as in the S5 code that the paper builds on: each line that is not blank
     by itself, with its line end, then the end-of-text token. So WikiText-2, 2,448,382 tokens when
@@ -211,13 +208,15 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
         if min(map(len, ids.values())) < 2:
             raise ValueError(f"{text} has {len(whole)} tokens, too few for train, valid and test: "
                              "give a longer text")
-    header = dict(tokenizer=kind, vocabulary=TOKENIZERS[kind], dtype="uint16", splits={})
-    (data / folder).mkdir(parents=True, exist_ok=True)
+    header, at = dict(tokenizer=kind, vocabulary=TOKENIZERS[kind], dtype="uint16", splits={}), 0
     for split, array in ids.items():
-        write(data / folder / f"{kind}.{split}.bin", array.tobytes())
-        header["splits"][split] = dict(tokens=len(array), sha256=hashlib.sha256(array).hexdigest(),
+        header["splits"][split] = dict(at=at, tokens=len(array),
+                                       sha256=hashlib.sha256(array).hexdigest(),
                                        source=str(files.get(split, text)))
-    write(data / folder / f"{kind}.json", json.dumps(header, indent=1).encode() + b"\n")
+        at += len(array)
+    line = json.dumps(header).encode()
+    (data / folder).mkdir(parents=True, exist_ok=True)
+    write(data / folder / f"{kind}.bin", line.ljust(len(line) | 1), b"\n", *ids.values())
     return header
 
 
@@ -227,7 +226,7 @@ def get_vocabulary(data, source):
         path, there = data / "gpt2" / file, source / "gpt2" / file
         if not path.exists() and there.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(there, path)
+            write(path, there.read_bytes())
         elif not path.exists():
             download(f"{GPT2_FROM}/{file}", path, checksum)
     tokenizer("gpt2", data)
@@ -279,12 +278,9 @@ def encode_file(path, kind, folder, lines, workers=None, quiet=False):
     ends = cuts(raw, lines)
     encode = partial(encode_part, str(path), folder, lines)             # zipfile.Path: no pickle
     parts = ((start, raw[start:end]) for start, end in pairwise(ends))
-    workers = min(workers or os.cpu_count(), len(ends) - 1)
-    ignore = (signal.signal, (signal.SIGINT, signal.SIG_IGN))           # Ctrl-C is the parent's
-    with multiprocessing.Pool(workers, *ignore) if workers > 1 else nullcontext() as pool:
-        ids = pool.imap(encode, parts) if pool else map(encode, parts)
-        bar = tqdm(ids, path.name, len(ends) - 1, unit="part", ncols=100, disable=quiet)
-        return np.concatenate(list(bar))
+    ids = spread(encode, parts, min(workers or os.cpu_count(), len(ends) - 1))
+    bar = tqdm(ids, path.name, len(ends) - 1, unit="part", ncols=100, disable=quiet)
+    return np.concatenate(list(bar))
 
 
 def encode_part(path, folder, lines, part):
@@ -321,27 +317,23 @@ def cuts(raw, lines, size=1 << 22):
 
 def read_tokens(folder, kind, split, command):
     """The ids of a split, memory-mapped, checked against the header; None if there is none."""
-    path, again = folder / f"{kind}.json", f"make it with: {command}"
+    path, ids, again = folder / f"{kind}.bin", None, f"make it with: {command}"
     try:
-        header = json.loads(short_text(path))
+        with open(path, "rb") as file:
+            header, start = json.loads(file.readline(1 << 20)), file.tell()
         name, size, entry = header["tokenizer"], header["vocabulary"], header["splits"].get(split)
-        count, checksum = (entry["tokens"], entry["sha256"]) if entry else (0, None)
-        length = 2 * count
+        if entry:
+            ids = np.memmap(path, np.uint16, "r", start)[entry["at"]:][:entry["tokens"]]
+        whole = entry is None or ids.size and hashlib.sha256(ids).hexdigest() == entry["sha256"]
     except FileNotFoundError:
-        raise ValueError(f"there is no {path}: {again}") from None
+        raise Missing(f"there is no {path}: {again}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{path} is not the header of a token file: {again}") from None
+        whole = False
+    if not whole:
+        raise ValueError(f"{path} is damaged, or no file of tokens: {again}")
     if (name, size) != (kind, TOKENIZERS[kind]):
         raise ValueError(f"{path} is of tokens of {name} ({size} of them), not of {kind}: {again}")
-    if entry is None:
-        return None
-    path, ids = folder / f"{kind}.{split}.bin", None
-    if path.exists() and path.stat().st_size == length > 0:
-        ids = np.memmap(path, np.uint16, "r")
-    if ids is None or hashlib.sha256(ids).hexdigest() != checksum:
-        raise ValueError(f"{path} is not the file of {count} tokens that its header describes: it "
-                         f"is damaged or half replaced; {again}")
-    if ids.max() >= size:
-        raise ValueError(f"{path}: token {ids.argmax():,} is {ids.max()}, beyond the {size} of "
-                         f"{kind}; {again}")
+    if entry and ids.max() >= size:
+        raise ValueError(f"{path}, {split}: token {ids.argmax():,} is {ids.max()}, beyond the "
+                         f"{size} of {kind}; {again}")
     return ids

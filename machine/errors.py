@@ -28,7 +28,10 @@ def spoken(script):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")                # a ÷ on a terminal without it
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()          # when Python ends it is too late to say anything
     except BrokenPipeError:                                     # … | head: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, FloatingPointError) as error:
@@ -36,7 +39,8 @@ def spoken(script):
     except OSError as error:
         full = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            full = ". What was written before is whole: make room, then --resume"
+            again = "--resume" if script == "train.py" else "once more"
+            full = f". What was written before is whole: make room, then {again}"
         sys.exit(f"{script}: {error}{full}")
     except KeyboardInterrupt:
         print(f"\n{script}: stopped", file=sys.stderr)

@@ -1,7 +1,8 @@
-"""The scan z_t = a_t ⊙ z_{t-1} + b_t: what a cumulative sum is to a sum, for a gated one (Eq. 1).
+"""The scan z_t = a_t ⊙ z_{t-1} + b_t (Eq. 1), a cumulative sum with a gate, and its arithmetic.
 
 Every diagonal recurrence here runs through it: GRIL's, S5's, the LRU's, Mamba's and Griffin's.
 """
+from contextlib import nullcontext
 from functools import reduce
 
 import torch
@@ -20,6 +21,31 @@ def scan(a, b, z0=None):
     dtype = reduce(torch.promote_types, (a.dtype, b.dtype, z0.dtype))
     a = a.reshape((1,) * (b.ndim - a.ndim) + a.shape)
     return Scan.apply(a.to(dtype), b.to(dtype), z0.to(dtype))
+
+
+def loop(a, b):
+    """The same from zero and with a constant gate, step by step."""
+    z, steps = 0, []
+    for b_t in b.unbind(1):
+        z = a * z + b_t
+        steps.append(z)
+    return torch.stack(steps, 1)
+
+
+def last(a, b):
+    """Its last state alone, z_T = Σ_t a^{T-t} ⊙ b_t, (B, 1, …)."""
+    return (aged(a, b.shape[1]) * b).sum(1, keepdim=True)
+
+
+def aged(a, T):
+    """a^{T-t} for t = 1 … T, (T, …): what is left of each step at the last."""
+    ages = torch.arange(T - 1, -1, -1, dtype=a.dtype, device=a.device)
+    return a ** ages.view(T, *[1] * a.ndim)
+
+
+def full_precision(device_type):
+    """No autocast: a state is float32 even in a bfloat16 run (on CUDA with TF32, devices.py)."""
+    return nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=False)
 
 
 class Scan(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 GRIL_DATA=DIR adds the real DIR/gpt2/ and DIR/wikitext-2/wiki.{train,valid}.tokens.
 """
+import contextlib
 import functools
 import hashlib
 import json
@@ -27,6 +28,7 @@ from files.tokens import BPE, Bytes, cuts, encode_file, prepare, splitter
 from gril import GrilMixer
 from lm import LM, RECIPES, HeadLoss, LanguageModel, as_text, generate
 from machine import cost
+from machine.errors import Missing
 from test_baselines import leaves
 from test_gril import agree
 from test_lra import ROUNDS, fuzz, modules
@@ -402,55 +404,48 @@ def task(tmp_path):
 
 
 def test_damaged_token_files(task, tmp_path):
-    header = tmp_path / "text_file" / "bytes.json"
-    tokens_file, good = header.with_name("bytes.train.bin"), header.read_text()
+    file = tmp_path / "text_file" / "bytes.bin"
+    header, ids = good = file.read_bytes().split(b"\n", 1)
     again = f"python lm.py prepare --text FILE --data {tmp_path} --bytes"
 
     def refused(message):
         with refuses(match=f"{message}.*{again}"):
-            task.tokens("train")
-    for damage in ("", "[]", "{}", good[:50], good.replace("splits", "parts")):
-        header.write_text(damage)
-        refused("not the header of a token file")
-    header.write_text(good.replace('"bytes"', '"gpt2"').replace('y": 256', 'y": 50257'))
+            [task.tokens(split) for split in ("train", "valid", "test")]
+    for damage in (b"", b"[]", b"{}", header[:50], header.replace(b"splits", b"parts"),
+                   b"[" * 100_000, b" " * (5 << 20) + header):          # too deep, too long
+        file.write_bytes(damage + b"\n" + ids)
+        refused("damaged, or no file of tokens")
+    header = header.replace(b'"bytes"', b'"gpt2"').replace(b'y": 256', b'y": 50257')
+    file.write_bytes(header + b"\n" + ids)
     refused("tokens of gpt2 .50257 of them., not of bytes")
-    header.write_text(good)
-    content = bytearray(tokens_file.read_bytes())
-    content[100] ^= 1
-    tokens_file.write_bytes(content)
-    refused("damaged")
-    tokens_file.write_bytes(content[:-2])
-    refused("damaged")
-    header.unlink()
-    refused("there is no .*bytes.json")
-    with refuses(match="there is no .*gpt2.json"):
+    header, ids = good
+    for damage in (ids[:100] + bytes([ids[100] ^ 1]) + ids[101:], ids[:-1], ids[:-2], b""):
+        file.write_bytes(header + b"\n" + damage)
+        refused("damaged, or no file of tokens")
+    file.unlink()
+    refused("there is no .*bytes.bin")
+    with pytest.raises(Missing, match="there is no .*gpt2.bin"):
         LM["text_file"](tmp_path).tokens("train")
 
 
-def write_tokens(folder, kind, split, ids):
-    """A token file and a header that is right about it."""
-    header = json.loads((folder / f"{kind}.json").read_text())
-    header["splits"][split].update(tokens=len(ids), sha256=hashlib.sha256(ids).hexdigest())
-    (folder / f"{kind}.json").write_text(json.dumps(header))
-    (folder / f"{kind}.{split}.bin").write_bytes(ids.tobytes())
-
-
 def test_ids_beyond_the_vocabulary_are_refused(task, tmp_path, vocabulary):
-    ids = np.array(task.tokens("train"))
-    ids[7] = 256
-    write_tokens(tmp_path / "text_file", "bytes", "train", ids)
-    message = "bytes.train.bin: token 7 is 256, beyond the 256 of bytes; make it with: python lm.py"
-    with refuses(match=message):
+    def replace(task, kind, split, at, i):
+        """The file with token i there, and a header that is right about it."""
+        file, ids = tmp_path / f"text_file/{kind}.bin", np.array(task.tokens(split))
+        header, content = file.read_bytes().split(b"\n", 1)
+        before, ids[at] = ids.tobytes(), i
+        sums = (hashlib.sha256(x).hexdigest().encode() for x in (before, ids))
+        file.write_bytes(header.replace(*sums) + b"\n" + content.replace(before, ids.tobytes()))
+    replace(task, "bytes", "train", 7, 256)
+    again = "beyond the 256 of bytes; make it with: python lm.py"
+    with refuses(match=f"bytes.bin, train: token 7 is 256, {again}"):
         task.tokens("train")
     prepare(None, tmp_path, vocabulary, tmp_path / "my.txt", quiet=True)
     task = LM["text_file"](tmp_path)
-    ids = np.array(task.tokens("valid"))
-    ids[-1] = 50256
-    write_tokens(tmp_path / "text_file", "gpt2", "valid", ids)
+    replace(task, "gpt2", "valid", -1, 50256)
     assert task.tokens("valid")[-1] == 50256                                    # the last there is
-    ids[-1] = 50257
-    write_tokens(tmp_path / "text_file", "gpt2", "valid", ids)
-    with refuses(match="gpt2.valid.bin: token .* is 50257, beyond the 50257 of gpt2"):
+    replace(task, "gpt2", "valid", -1, 50257)
+    with refuses(match="gpt2.bin, valid: token .* is 50257, beyond the 50257 of gpt2"):
         task.tokens("valid")
 
 
@@ -508,7 +503,7 @@ def test_zip_files_that_would_take_the_memory_or_lead_elsewhere(tmp_path, monkey
     def found(prefix, packing=zipfile.ZIP_DEFLATED):
         zipped(path, wikitext2("x" * 100_000, prefix), packing)
         return prepare("wikitext2", tmp_path / "data", **BYTES)
-    names = {path.name, "bytes.json", "bytes.train.bin", "bytes.valid.bin"}
+    names = {path.name, "bytes.bin"}
     for prefix in ("", "/", "../../", f"{tmp_path}/"):          # members are read, never unpacked
         assert found(prefix)["splits"]["train"]["tokens"] == 100_000
         assert {file.name for file in tmp_path.rglob("*.*")} == names
@@ -519,26 +514,36 @@ def test_zip_files_that_would_take_the_memory_or_lead_elsewhere(tmp_path, monkey
         found("")
 
 
-def test_a_vocabulary_too_long_or_too_deep_is_refused(task, tmp_path):
-    both = write_vocabulary(tmp_path, [("a", "b")])
-    header = tmp_path / "text_file/bytes.json"
-    for path, read, message in (
-            (both[0], lambda: BPE(*both), "encoder.json and .*vocab.bpe are not the two halves"),
-            (header, lambda: task.tokens("train"), "bytes.json is not the header of a token file")):
-        good = path.read_text()
-        for content in ("[" * 100_000, " " * (5 << 20) + good):         # JSON still, more than 4 MB
-            path.write_text(content)
-            with refuses(match=message):
-                read()
+def test_a_vocabulary_too_long_or_too_deep_is_refused(tmp_path):
+    encoder, merges = write_vocabulary(tmp_path, [("a", "b")])
+    good = encoder.read_text()
+    BPE(encoder, merges)
+    for content in ("[" * 100_000, " " * (5 << 20) + good):             # JSON still, more than 4 MB
+        encoder.write_text(content)
+        with refuses(match="encoder.json and .*vocab.bpe are not the two halves"):
+            BPE(encoder, merges)
 
 
-def test_an_interrupted_prepare_leaves_what_was_there(task, tmp_path, monkeypatch):
-    before = task.tokens("train").tolist()
-    (tmp_path / "my.txt").write_text("another text " * 100)
-    monkeypatch.setattr(os, "fsync", lambda file: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        prepare(None, tmp_path, text=tmp_path / "my.txt", **BYTES)
-    assert task.tokens("train").tolist() == before and not list(tmp_path.rglob("*.part"))
+@pytest.mark.parametrize("nth", (1, 2, 3, 4))
+def test_a_disk_that_fills_up_leaves_the_old_preparation_or_the_new(task, tmp_path, monkeypatch,
+                                                                    nth):
+    """At the nth write: all splits change together, or none."""
+    def splits():
+        return [task.tokens(split).tolist() for split in ("train", "valid", "test")]
+    text, old, calls = "another text " * 100, splits(), []
+
+    def fsync(file):
+        calls.append(file)
+        if len(calls) == nth:
+            raise OSError(28, "No space left on device")
+    (tmp_path / "my.txt").write_text(text)
+    monkeypatch.setattr(os, "fsync", fsync)
+    words = f"prepare --text {tmp_path}/my.txt --bytes --data {tmp_path}"
+    with contextlib.suppress(SystemExit):
+        lm.main(words.split())
+    new = np.split(np.frombuffer(text.encode(), np.uint8), [1170, 1235])
+    expected = old if len(calls) == nth else [part.tolist() for part in new]
+    assert splits() == expected and not list(tmp_path.rglob("*.part"))
 
 
 def test_downloads(tmp_path, monkeypatch):
@@ -995,8 +1000,8 @@ def test_report_and_table(task, tmp_path):
         "lru on text_file, 1,234 parameters; test, 5,678 tokens of bytes",
         "  blocks of 32      loss 1.5, perplexity 4.482, bits 2.164",
         "  state carried on  loss 1.25, perplexity 3.49, bits 1.803"]
-    header = tmp_path / "text_file" / "bytes.json"
-    header.write_text(header.read_text().replace("test", "x"))          # WikiText without its test
+    file = tmp_path / "text_file" / "bytes.bin"                 # as WikiText without its test
+    file.write_bytes(file.read_bytes().replace(b'"test"', b'"x"'))
     assert task.report(task.model().eval(), 0)["valid_bits"] > 0
     assert "stateful_loss" not in task.report(task.model("transformer").eval(), 0)
     assert task.choose in task.validate(task.model().eval())
@@ -1174,6 +1179,11 @@ def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
     assert not Path("touched").exists()
     (tmp_path / "config.json").write_text(json.dumps(dict(task="nd_regression", model="gril")))
     refused("a run of nd_regression, not of a language model: wikitext103")
+    for edited in ("", "{", "[]", "{}", *(json.dumps(dict(config, **edit)) for edit in (
+            dict(task=[]), dict(model="grill"), dict(model=None), dict(H="wide"), dict(H=0),
+            dict(P=7), dict(layers=2.5), dict(data=5), dict(tokenizer=[])))):
+        (tmp_path / "config.json").write_text(edited)
+        refused("config.json is not as train.py wrote it")
     (tmp_path / "config.json").unlink()
     refused("not the folder of a run")
 
@@ -1183,7 +1193,9 @@ def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
     (["prepare", "wikitext2", "--text", "a.txt"], "name one data set"),
     (["prepare", "wikitext2", "--workers", "-2"], "--workers must be at least 1, got -2"),
     (["generate", "RUN", "--seed", "-1"], "--seed must be 0 to"),
-    (["generate", "RUN", "--temperature", "-1"], "--temperature must be 0 or more, got -1"),
+    (["generate", "RUN", "--temperature", "-1"], "--temperature must be 0, or 1e-6 to 1e6, got -1"),
+    (["generate", "RUN", "--temperature", "1e-40"], "must be 0, or 1e-6 to 1e6, got 1e-40"),
+    (["generate", "RUN", "--temperature", "nan"], "must be 0, or 1e-6 to 1e6, got nan"),
     (["generate", "RUN", "--tokens", "-1"], "--tokens must be 0 or more"),
     (["generate", "RUN", "--device", "gpu"], "unknown device 'gpu'.*cuda"),
     (["generate", "RUN", "--prompt", "ab\udcff"],
@@ -1201,7 +1213,7 @@ def test_control_c_ends_a_stream_cleanly(run):
     assert len(process.stdout.read(50)) == 50
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and errors == b""
+    assert process.returncode == 130 and errors == b"\nlm.py: stopped\n"
 
 
 def test_help_fits_80_columns(capsys, monkeypatch):

@@ -32,6 +32,7 @@ from files import arena, downloads
 from files.arena import listops_lines, listops_row
 from gril import GrilMixer, complex_gate
 from lra import LRA
+from machine.errors import Missing
 
 REAL = Path(os.environ.get("GRIL_DATA", "/nonexistent"))
 f64 = torch.float64
@@ -138,6 +139,14 @@ def write_pathfinder(folder, rows=20):
 
 WRITE = dict(listops=write_listops, text=write_text, retrieval=write_retrieval,
              image=write_image, pathfinder=write_pathfinder)
+
+
+PATHS = dict(train="listops/basic_train.tsv", val="listops/basic_val.tsv",
+             pairs="retrieval/new_aan_pairs.train.tsv", reviews="imdb/aclImdb.tar.xz",
+             batch="cifar-10-batches-bin/data_batch_2.bin",
+             test_batch="cifar-10-batches-bin/test_batch.bin",
+             list="pathfinder32/curv_contour_length_14/metadata/1.npy",
+             png="pathfinder32/curv_contour_length_14/imgs/1/sample_3.png")
 
 
 def task(name, folder):
@@ -322,12 +331,13 @@ def test_listops_is_read(tmp_path):
         ["[MAX 3 7 ]", "[MED 1 4 8 ]", "[SM 9 [MIN 5 2 ] ]"]
 
 
-def test_without_a_test_file_the_validation_file_tests(tmp_path, capsys):
+@pytest.mark.parametrize("missing, tests", (("test", "val"), ("val", "test")))
+def test_without_a_test_file_the_validation_file_tests(tmp_path, capsys, missing, tests):
     whole = task("listops", tmp_path).data
-    (tmp_path / "listops/basic_test.tsv").unlink()
+    (tmp_path / f"listops/basic_{missing}.tsv").unlink()
     data = task("listops", tmp_path).data
-    assert "no basic_test.tsv" in capsys.readouterr().err
-    assert documents(data["test"]) == documents(whole["val"])
+    assert f"no basic_{missing}.tsv: " in capsys.readouterr().err
+    assert documents(data["test"]) == documents(whole[tests])
     rows = documents(whole["train"])
     assert documents(data["val"]) == rows[9::10]
     assert documents(data["train"]) == rows[:9] + rows[10:19]
@@ -405,9 +415,10 @@ def test_curves_are_read(tmp_path):
 
 def test_lists_of_curves_are_read_in_the_order_of_their_numbers(tmp_path):
     """Which rows test would else depend on how many lists there are."""
+    assert not LRA["pathfinder"].files(tmp_path)
     write_files(tmp_path, {f"metadata/{d}.npy": b"" for d in range(12)})
     found = [path.name for path in LRA["pathfinder"].files(tmp_path)]
-    assert found == [f"{d}.npy" for d in range(12)]
+    assert found == [*(f"{d}.npy" for d in range(12)), "imgs"]
 
 
 @pytest.mark.parametrize("channels", (3, 4))
@@ -463,17 +474,41 @@ def test_opening_writes_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["listops"]
 
 
-def test_a_preparation_of_other_files_is_not_taken(prepared, capsys):
-    """Nor after an edit that leaves the size."""
-    write_listops(prepared, rows=30)
-    assert len(task("listops", prepared).data["train"].labels) == 30
-    assert "was made from other files" in capsys.readouterr().err
-    prepare(prepared)
-    path = prepared / PATHS["val"]
-    path.write_bytes(path.read_bytes().replace(b"[MAX 3 ) 7 ) ] )\t7", b"[MIN 3 ) 7 ) ] )\t3", 1))
+@pytest.mark.parametrize("name, file, edit", (
+    ("listops", "listops/basic_val.tsv", lambda data: data.replace(b"[MAX", b"[MIN")),
+    ("listops", "listops/basic_val.tsv", lambda data: data + data.splitlines(True)[1]),
+    ("text", "aclImdb/train/neg/3_2.txt", lambda data: data.replace(b"film", b"flim")),
+    ("pathfinder", PATHS["png"], lambda data: png(255 - picture(23)))))
+def test_an_edit_after_the_preparation_is_noticed(tmp_path, name, file, edit, capsys):
+    """Of a table, of one review, of one picture; it may leave the size."""
+    if name == "text":
+        write_files(tmp_path, reviews())
+    before = task(name, tmp_path).data
+    prepare(tmp_path, name)
+    assert isinstance(task(name, tmp_path).data["train"].tokens, np.memmap)
+    path = tmp_path / file
+    path.write_bytes(edit(path.read_bytes()))
     os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000))             # a clock may be coarse
-    assert task("listops", prepared).data["val"].labels[0] == 3
+    after = task(name, tmp_path).data
+    assert any(documents(after[split]) != documents(before[split]) for split in before)
     assert "was made from other files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name, missing, rows", (
+    ("image", "cifar-10-batches-bin/data_batch_2.bin", 80), ("text", "aclImdb/train/neg", 20)))
+def test_with_a_word_what_is_missing_is_left_out(tmp_path, name, missing, rows, capsys):
+    write_files(tmp_path, reviews())
+    write_image(tmp_path)
+    (tmp_path / missing).rename(tmp_path / "away")
+    with pytest.raises(Missing, match=f" should be there.* prepare {name} --incomplete"):
+        task(name, tmp_path).data
+    prepare(tmp_path, name, "--incomplete")
+    assert " should be there; going on without" in capsys.readouterr().err
+    for expected in (rows, rows + 20):
+        data = task(name, tmp_path).data
+        assert sum(len(data[split].labels) for split in ("train", "val")) == expected
+        if expected == rows:                    # what comes back is taken
+            (tmp_path / "away").rename(tmp_path / missing)
 
 
 def test_a_damaged_preparation_is_not_taken(tmp_path, capsys):
@@ -550,15 +585,15 @@ def test_write_protected_rows_are_not_generated_over(tmp_path):
     assert contents(tmp_path / "theirs") == before
 
 
-def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch, capsys):
     def stopped(seed, i):
         if i == 200:
             raise KeyboardInterrupt
         return listops_row(seed, i)
     monkeypatch.setattr(arena, "listops_row", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         prepare(tmp_path, "listops", "--rows", "5000", "1", "1", "--workers", "1")
-    assert not contents(tmp_path)
+    assert not contents(tmp_path) and capsys.readouterr().err.endswith("\nlra.py: stopped\n")
 
 
 def test_downloads_are_checked(tmp_path, monkeypatch):
@@ -689,13 +724,6 @@ def test_the_release_is_unpacked_safely(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------------- 4. bad files
 
-PATHS = dict(train="listops/basic_train.tsv", val="listops/basic_val.tsv",
-             pairs="retrieval/new_aan_pairs.train.tsv", reviews="imdb/aclImdb.tar.xz",
-             batch="cifar-10-batches-bin/data_batch_2.bin",
-             test_batch="cifar-10-batches-bin/test_batch.bin",
-             list="pathfinder32/curv_contour_length_14/metadata/1.npy",
-             png="pathfinder32/curv_contour_length_14/imgs/1/sample_3.png")
-
 
 def change(old, new):
     return lambda data: data.replace(old, new, 1)
@@ -723,10 +751,16 @@ FAULTS = {      # which file, its bytes then or None to remove it, what is said 
     "a label of 11": ("test_batch", lambda data: data[:12292] + b"\x0b" + data[12293:],
                       "byte 12,292 should be a label, it is 11"),
     "no test batch": ("test_batch", None, "should be there"),
+    "no second batch": ("batch", None, "should be there"),
+    "no bad review": ("reviews", lambda data: lzma.compress(
+        tar({name: x for name, x in reviews().items() if "train/neg" not in name})),
+                      "train/neg should be there"),
     "a cut picture": ("png", lambda data: data[:500], "no picture"),
     "a large picture": ("png", lambda data: png(np.zeros((64, 64), np.uint8)), "32 × 32"),
     "a missing picture": ("png", None, "not there"),
     "a picture elsewhere": ("list", change(b"imgs/1", b"../../"), "row 1: not"),
+    "a list twice": ("list", lambda data: data.replace(b"imgs/1", b"imgs/0"),
+                     "imgs/0/sample_0.png is listed a second time"),
     "a pickle": ("list", lambda data: b"\x93NUMPY\1\0" + np.array([{}]).dumps(), "row 1: not"),
 }
 
@@ -754,7 +788,7 @@ def test_a_bad_file_is_named(tmp_path, fault):
 @pytest.mark.parametrize("name", LRA)
 def test_missing_data_says_where_it_looked_and_what_to_do(tmp_path, name, monkeypatch):
     monkeypatch.setenv("GRIL_DATA", str(tmp_path))
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(Missing) as error:
         LRA[name]().data
     assert str(tmp_path / LRA[name].places[0]) in str(error.value)
     assert f"python lra.py prepare {name} --data {tmp_path}" in str(error.value)
@@ -791,23 +825,25 @@ def harmed(path, data, rng):
         return {path: mutated(data, rng)}
     if path.suffix == ".xz":
         return {path: lzma.compress(mutated(lzma.decompress(data), rng), preset=0)}
+    if data[:1] == b"{" and path.suffix == ".bin":              # of tokens
+        header, ids = data.split(b"\n", 1)
+        header, ids = json.loads(header), mutated(ids, rng)
+        for entry in header["splits"].values():
+            part = ids[2 * entry["at"]:][:2 * entry["tokens"]]
+            entry["sha256"] = hashlib.sha256(part).hexdigest()
+        line = json.dumps(header).encode()
+        return {path: line.ljust(len(line) | 1) + b"\n" + ids}
     if path.suffix == ".pt":
         data = mutated(data[:-32], rng)
         return {path: data + hashlib.sha256(data).digest()}
     data = mutated(data, rng)
     if path.suffix == ".png":
         return {path: chunks_resummed(data)}
-    kind, *parts = path.name.split(".")
-    index, header = path.with_name("index.json"), path.with_name(f"{kind}.json")
+    index = path.with_name("index.json")
     if path.suffix == ".npy" and index.exists():
         text = json.loads(index.read_text())
         text["files"][path.name] = [len(data), zlib.crc32(data)]
         return {path: data, index: json.dumps(text).encode()}
-    if path.suffix == ".bin" and header.exists():               # of token files
-        text, data = json.loads(header.read_text()), data[:len(data) // 2 * 2]
-        text["splits"][parts[0]].update(tokens=len(data) // 2,
-                                        sha256=hashlib.sha256(data).hexdigest())
-        return {path: data, header: json.dumps(text).encode()}
     return {path: data}
 
 

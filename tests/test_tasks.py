@@ -146,6 +146,34 @@ def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
           delta=(delta_rule(beta)(x, y, x_query)[0], D @ x_query[0]))
 
 
+def test_more_steps_of_gradient_descent_are_never_worse():
+    """Each number of steps starts from the shorter solution; many would diverge from a fixed one."""
+    def loss(steps):
+        task = TASKS["multistep_regression"](f=3, n=6, layers=steps, tasks=300)
+        assert min(task.eta) > 0
+        scores = evaluate(task, dict(gd=as_learner(task.learner())), 300, 10_000, 2)
+        return scores["gd"]["loss"]                             # on the tasks that they were tuned on
+    losses = [loss(steps) for steps in (1, 2, 3, 5, 8, 12)]
+    assert losses == sorted(losses, reverse=True), losses
+
+
+@pytest.mark.parametrize("dtype, scale", (("float32", 1500.0), ("float64", 4e25)))
+def test_the_largest_scale_that_is_said_to_fit_trains(tmp_path, dtype, scale):
+    words = f"--task nd_regression --f 3 --steps 3 --tasks 100 --quiet --dtype {dtype} --force"
+    result = train.main([*words.split(), "--scale", str(scale), "--out", str(tmp_path / "run")])
+    assert math.isfinite(result["loss"])
+    with pytest.raises(SystemExit, match=f"beyond {dtype}"):
+        train.main([*words.split(), "--scale", str(2 * scale), "--out", str(tmp_path / "run")])
+
+
+def test_the_cosine_of_small_sensitivities_is_theirs():
+    """An input scale of 1e-6 makes a model's sensitivities 1e-12 of gradient descent's."""
+    task = TASKS["nd_regression"](f=3)
+    gd = as_learner(task.learner())
+    small = evaluate(task, dict(gd=gd, small=lambda *prompt: 1e-12 * gd(*prompt)), 10, 0, 50)
+    assert small["small"]["cosine"] == pytest.approx(1, abs=1e-6)
+
+
 @pytest.mark.parametrize("f, N, tasks, scale, weight_scale", (
     (10, 10, 60_000, 1, 1), (3, 20, 60_000, 1, 2), (20, 5, 60_000, 0.5, 3),
     pytest.param(10, 10, 1_000_000, 1, 1, marks=pytest.mark.slow)))
@@ -191,13 +219,13 @@ def test_every_step_has_the_size_tuned_for_it():
     assert TASKS["multistep_regression"](layers=3, **sizes).eta == etas and len(set(etas)) == 3
 
 
-@pytest.mark.parametrize("calibrate, drawn", ((None, [300]), (7, 7 * [64])))
+@pytest.mark.parametrize("calibrate, drawn", ((None, [300, 300]), (7, [300] + 7 * [64])))
 def test_calibration_is_so_many_steps_on_fresh_batches(monkeypatch, calibrate, drawn):
     seen, sample = [], NdRegression.sample
     monkeypatch.setattr(NdRegression, "sample",
                         lambda self, B, g: seen.append(B) or sample(self, B, g))
     NdRegression(f=3, n=4, tasks=300, calibrate=calibrate).tuned(2)
-    assert seen == drawn
+    assert seen == drawn                                        # one step to start from, then two
 
 
 def test_calibration_comes_close_to_the_line_search():

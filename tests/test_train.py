@@ -1062,7 +1062,7 @@ def test_one_token_at_a_time_of_data_without_variety(tmp_path, task, more):
 def test_scales_beyond_float32_are_said_and_float64_holds_them(tmp_path, scale):
     words = f"--task nd_regression --scale {scale} --f 3 --n 5 --steps 3 --tasks 100 --quiet"
     with pytest.raises(SystemExit, match=rf"--scale {scale.replace('1e10', '1e.10')} .*"
-                                         r"beyond what float32 holds.*--dtype float64"):
+                                         r"beyond float32.*--dtype float64 holds more"):
         trained(tmp_path / "run", words)
     assert not (tmp_path / "run").exists()
     result = trained(tmp_path / "run", words, "--dtype float64")
