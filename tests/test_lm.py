@@ -1205,15 +1205,19 @@ def test_bad_arguments(arguments, message, run):
         lm.main([str(run) if a == "RUN" else a for a in arguments])
 
 
-def test_control_c_ends_a_stream_cleanly(run):
+@pytest.mark.parametrize("control_c", (False, True))
+def test_a_stream_ends_cleanly(run, control_c):
+    """By Ctrl-C, or when nobody reads any more; on a terminal that has no é."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)   # a child inherits "ignored"
-    command = [sys.executable, lm.__file__, "generate", run, f"--tokens={10 ** 9}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, lm.__file__, "generate", run, f"--tokens={10 ** 9}", "--prompt=é"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=dict(os.environ, PYTHONIOENCODING="ascii"))
     signal.signal(signal.SIGINT, before)
-    assert len(process.stdout.read(50)) == 50
-    process.send_signal(signal.SIGINT)
+    assert process.stdout.read(50).startswith(b"?")
+    process.send_signal(signal.SIGINT) if control_c else process.stdout.close()
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and errors == b"\nlm.py: stopped\n"
+    ended = (130, b"\nlm.py: stopped\n") if control_c else (0, b"")
+    assert (process.returncode, errors) == ended
 
 
 def test_help_fits_80_columns(capsys, monkeypatch):
