@@ -476,7 +476,8 @@ def arguments(argv=None):
     add("name", nargs="?", help=f"{' or '.join(WIKITEXT)}; not needed with --text")
     add("--text", type=Path, metavar="FILE", help="a text of your own, UTF-8, for --task text_file")
     add("--data", **data)
-    add("--source", type=Path, metavar="DIR", help="read files from here, write to --data")
+    add("--source", type=Path, metavar="DIR",
+        help="read texts and vocabulary from here, write to --data")
     add("--bytes", action="store_true", help="bytes as tokens, not GPT-2's")
     add("--workers", type=int, metavar="N", help="processes (default: one per core)")
 
@@ -484,8 +485,10 @@ def arguments(argv=None):
     add("run", type=Path, metavar="RUN", help="the folder of a run, as train.py made it")
     add("--prompt", default="", help="text to go on with, of any length")
     add("--tokens", type=int, default=200, metavar="N", help="how many to make (default 200)")
-    add("--temperature", type=float, default=1.0, help="0 takes the likeliest token (default 1)")
-    add("--top-k", type=int, default=0, help="choose among the K likeliest (default 0: all)")
+    add("--temperature", type=float, default=1.0, metavar="T",
+        help="0 takes the likeliest token (default 1)")
+    add("--top-k", type=int, default=0, metavar="K",
+        help="choose among the K likeliest (default 0: all)")
     add("--seed", type=int, default=0, help="(default 0)")
     add("--device", default="cpu", help="auto, cpu, cuda or mps (default cpu)")
     add("--data", **data)
