@@ -17,7 +17,7 @@ GPUS = {                            # FLOPs a second (the peak in bfloat16), byt
     "four H100": dict(number=4, flops=989e12, memory=3.35e12),
 }
 UTILISATION, LAUNCH = 0.3, 5e-6     # of the peak; seconds a kernel: assumptions, not measured
-FUSED = {"real": 76, "complex": 102}            # kernels inductor makes of a layer's recurrence
+FUSED = {"real": 77, "complex": 103}            # kernels inductor makes of a layer's recurrence
 FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view",
         "lift_fresh")               # allocations and such: no kernel
 
