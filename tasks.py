@@ -327,6 +327,9 @@ class InContext(Task):
             lines += [f"largest distance from the construction, scale removed: "
                       f"{', '.join(distances)}; mean of |A - 1| {r['A_distance']:.4f}",
                       f"step size in the weights: {gain}; of {self.reference}: {eta}"]
+            if "," in gain:
+                lines += ["steps may be taken in any order, so that only the sum and the products "
+                          "of their sizes are determined"]
         return "\n".join(lines)
 
 
