@@ -145,8 +145,8 @@ class InContext(Task):
                 wider = "; --dtype float64 holds more"
             raise ValueError(
                 f"{self.name}: --scale {self.scale:g} with --weight-scale {self.weight_scale:g} is "
-                f"beyond {str(dtype)[6:]}. The gradient of an untrained layer is a product of up to "
-                f"six inputs, and the optimiser squares it: from {least:.0e} to {most:.0e} a scale "
+                f"beyond {str(dtype)[6:]}. An untrained layer's gradient is a product of up to six "
+                f"inputs, and the optimiser squares it: from {least:.0e} to {most:.0e} a scale "
                 f"fits{wider}")
 
     # ---- data

@@ -17,7 +17,7 @@ GPUS = {                            # FLOPs a second (the peak in bfloat16), byt
     "four H100": dict(number=4, flops=989e12, memory=3.35e12),
 }
 UTILISATION, LAUNCH = 0.3, 5e-6     # of the peak; seconds a kernel: assumptions, not measured
-FUSED = {"real": 76, "complex": 102}            # kernels inductor makes of a layer's recurrence
+FUSED = {"real": 77, "complex": 103}            # kernels inductor makes of a layer's recurrence
 FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view",
         "lift_fresh")               # allocations and such: no kernel
 
@@ -139,7 +139,7 @@ def show(r, args, task, recipe, world):
                     "each layer's recurrence and the rest is taken as it is")
     say("kernels", f"{r['kernels']:,} a step on each GPU{compiled}")
     say("hours", f"by launches at {1e6 * LAUNCH:.0f} µs (if compiled); by memory traffic (float32, "
-        f"nothing fused, full bandwidth); by matrix products at {UTILISATION:.0%} of the bf16 peak. "
+        f"nothing fused, full bandwidth); by matrix products at {UTILISATION:.0%} of bf16's peak. "
         "The largest counts; views, allocations and the optimiser are left out, and each operation "
         "is taken for one kernel")
     say("", f"{'':10s}" + "".join(f"{title:>11s}" for title in COLUMNS.values()))

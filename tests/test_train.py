@@ -1088,7 +1088,7 @@ def test_inductor_makes_as_few_kernels_as_the_dry_run_says(gate):
     with torch._inductor.utils.fresh_inductor_cache():
         o = torch.compile(recur, fullgraph=True, dynamic=False)(v, k, u)
         o.backward(torch.randn_like(o))
-    assert metrics.generated_kernel_count <= cost.FUSED[gate] <= 110
+    assert metrics.generated_kernel_count == cost.FUSED[gate] <= 110
 
 
 PAPER_KERNELS = dict.fromkeys(lra.LRA, 5_000) | dict(wikitext103=12_000)
