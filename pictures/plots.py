@@ -87,7 +87,7 @@ def minutes(results):
 
 
 def metrics(result):
-    with open(result["folder"] / "metrics.csv", newline="") as file:
+    with open(result["folder"] / "metrics.csv", newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 
