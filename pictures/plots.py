@@ -30,8 +30,9 @@ def spread(values):
 
 
 def pm(values, digits=4):
+    """Mean ± standard deviation; of one value itself, which has no spread."""
     mean, std = spread(values)
-    return f"{mean:.{digits}f} ± {std:.{digits}f}"
+    return f"{mean:.{digits}f} ± {std:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
 
 
 def numbers(results, key, over=None):
@@ -78,6 +79,11 @@ def first(key, form, over=None):
     return lambda results: format(numbers(results, key, over)[0], form)
 
 
+def fresh(results):
+    """On how many tasks the results were scored, for a title."""
+    return f"{results[0]['tasks']:,} fresh tasks"
+
+
 def seconds(results):
     return f"{spread(numbers(results, 'seconds'))[0]:.0f}"
 
@@ -87,7 +93,7 @@ def minutes(results):
 
 
 def metrics(result):
-    with open(result["folder"] / "metrics.csv", newline="") as file:
+    with open(result["folder"] / "metrics.csv", newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 
