@@ -146,43 +146,46 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
     (B, T, J, d), m, w, (Z, past) = v.shape, k.shape[-1], Q.shape[-1], state
     if T == 0:
         raise ValueError(f"empty sequence: v {tuple(v.shape)}, k {tuple(k.shape)}")
-    C = -(-T // L)                                              # chunks; the last may be shorter
+    chunks = -(-T // L)                                         # the last may be shorter
     gamma = powers(torch.arange(-L // 2, L + 1, device=v.device), log_rho, theta)   # γⁿ at L/2 + n
 
     def mix(weights, columns):                                  # Σ_j weights_j columns_j
         y = weights[:, 0, None, None] * columns[0]
         for j in range(1, w):
             y = torch.addcmul(y, weights[:, j, None, None], columns[j])
-        return y                                                # (B, J, C L, m)
+        return y                                                # (B, J, chunks L, m)
 
     def late(x, n):                                             # x_{t-n}; what is older, Z holds
         return F.pad(x, (0, 0, n, -n)) if n else x
 
     def cut(x):
-        return x.unflatten(2, (C, L))                           # (B, J, C, L, ·)
+        return x.unflatten(2, (chunks, L))                      # (B, J, chunks, L, ·)
 
     pasts = past.mT.split([d, m, m], -1)
-    tokens = [torch.cat([p, x.transpose(1, 2), p.new_zeros(B, J, C * L - T, x.shape[-1])], 2)
-              for p, x in zip(pasts, (v, k, u))]                # (B, J, w-1 + C L, ·)
-    C_v, C_k, C_u = ([x[:, :, j:j + C * L] for j in range(w)] for x in tokens)    # causal windows
+    whole = chunks * L
+    tokens = [torch.cat([p, x.transpose(1, 2), p.new_zeros(B, J, whole - T, x.shape[-1])], 2)
+              for p, x in zip(pasts, (v, k, u))]                # (B, J, w-1 + whole, ·)
+    C_v, C_k, C_u = ([x[:, :, j:j + whole] for j in range(w)] for x in tokens)      # causal windows
     r, K = mix(q, C_u), [mix(Q[:, i], C_k) for i in range(w)]   # r_t = C_u q and K̃_{t,i}
     o = young = 0
-    for c in range(w):                                          # the window's own tokens, beside M
-        power, keys = gamma[:, L // 2:], [late(x, n) for n, x in enumerate(K[w - 1 - c:])]
-        key = sum((power[:, n, :1] * keys[n] for n in range(1, c + 1)), keys[0])
-        o = o + cut((key * r).sum(-1, keepdim=True) * C_v[w - 1 - c])
+    for j in reversed(range(w)):                                # the window's own tokens, beside M
+        power, keys = gamma[:, L // 2:], [late(x, n) for n, x in enumerate(K[j:])]
+        key = sum((power[:, n, :1] * keys[n] for n in range(1, w - j)), keys[0])
+        o = o + cut((key * r).sum(-1, keepdim=True) * C_v[j])
         key = sum(power[:, n] * x[:, :, T - 1, None] for n, x in enumerate(keys))
-        young = young + C_v[w - 1 - c][:, :, T - 1, :, None, None] * key[:, :, None]
+        young = young + C_v[j][:, :, T - 1, :, None, None] * key[:, :, None]
 
     U = cut(r)[..., None, :] * conjugate(gamma[:, None, 1:L + 1])                   # γ^{t-c} r_t
+    # keys are now those of the oldest token, j = 0: K̃_{t-i,i}, all terms of κ_t
     K = [cut(x)[..., None, :] * gamma[:, None, i:i + L].flip(2) for i, x in enumerate(keys)]
     U, K, V = U.flatten(-2), reduce(torch.add, K).flatten(-2), cut(C_v[0])          # γ^{c-s} κ_s
-    X, half = (V.mT @ K).unflatten(-1, (-1, m)), gamma[:, None, L, None]    # (B, J, C, d, parts, m)
+    half = gamma[:, None, L, None]
+    X = (V.mT @ K).unflatten(-1, (-1, m))                       # (B, J, chunks, d, parts, m)
     M = torch.cat([in_parts(Z, theta)[:, :, None], times(half, X[:, :, :-1])], 2)
     M = carry(M, L, log_rho, theta)                             # M where each chunk starts
     o = o + (U @ K.mT).tril(-1) @ V + U @ times(half, M).flatten(-2).mT
 
-    end = T - (C - 1) * L                                       # tokens of the last chunk
+    end = T - (chunks - 1) * L                                     # tokens of the last chunk
     X = (V[:, :, -1, :end - 1].mT @ K[:, :, -1, :end - 1]).unflatten(-1, (-1, m))
     Z = times(gamma[:, L // 2 + end, None], M[:, :, -1]) + times(gamma[:, end, None], X) + young
     Z = Z[..., 0, :] if theta is None else torch.complex(*Z.unbind(-2))
@@ -209,7 +212,7 @@ FORMS = {"query": gril_query, "loop": gril_loop, "scan": gril_scan}
 STATES = {"query": last, "loop": loop, "scan": scan}            # for layers that read Z themselves
 
 
-class InContext(nn.Module):
+class PromptLayer(nn.Module):
     """A layer on a prompt (B, L, f): give it run(s, form), a prediction per step (B, T, outputs).
 
     form says how query computes the last of them: by the shortcut, or by loop or scan, in full.
@@ -247,7 +250,7 @@ SCALAR_VARIANTS = {             # App. C.1: what Ψ is fed, how the state is rea
 }
 
 
-class ScalarGRIL(InContext):
+class ScalarGRIL(PromptLayer):
     """Scalar targets, Eq. 12 to 14 (Sec. 4.1, App. A.1): the state is a vector z.
 
     Tokens are the raw [x_t, y_t, x_{t+1}]; the layer forms the product x_t y_t ("input
@@ -302,7 +305,7 @@ VARIANTS = {                    # App. C.2, and the window of two that qualifies
 }
 
 
-class GRIL(InContext):
+class GRIL(PromptLayer):
     """Definition 4.2 on interleaved tokens: one layer, one gradient step on W, where o = W x."""
     recurrent = ("A",)
 
@@ -334,7 +337,7 @@ def column(r):
     return r[:, :, None, :, None], r.new_ones(1)
 
 
-class MultistepGRIL(InContext):
+class MultistepGRIL(PromptLayer):
     """App. A.3, Proposition A.1: a gradient step per layer, o = W_L C q with
 
         W_l = W_{l-1} + β_l (Z_l - W_{l-1} Z̃_l) - ηλ W_{l-1}
@@ -402,8 +405,11 @@ def beside_construction(layer, N, unused=None):
                 gain=(gain * scales[::len(heads) // len(gain)] * q_scale).tolist())
 
 
-class NonlinearGRIL(InContext):
-    """App. A.4, B.4: a linear layer, then the weighted sigmoid gated unit (Eq. 2) on its output."""
+class NonlinearGRIL(PromptLayer):
+    """App. A.4, B.4: a linear layer, then the weighted sigmoid gated unit on its output.
+
+    Eq. 2's gate o ⊙ σ(U o) in the form that B.4 takes from S5, with a GELU and a bias inside.
+    """
 
     def __init__(self, f, layers=1, form="query"):
         super().__init__(form)
@@ -417,7 +423,7 @@ class NonlinearGRIL(InContext):
         return self.unit(self.linear.run(s, form))              # (B, T, f)
 
 
-class StateMLPGRIL(InContext):
+class StateMLPGRIL(PromptLayer):
     """App. A.4: ρ on each row of the state before it is read, o_t = β ρ(Z_t) C_t q.
 
     A departure: ρ(Z) = Z + MLP(Z), so that training starts near the linear layer.
@@ -435,7 +441,7 @@ class StateMLPGRIL(InContext):
         return layer.beta[:, None] * o[..., 0]                  # (B, T, f)
 
 
-class ClassifierGRIL(InContext):
+class ClassifierGRIL(PromptLayer):
     """Sec. 4.4, Proposition 4.3: windows (φ(x_t), y_t - p_t, φ(x_{t+1})): Z is -gradient, Eq. 11.
 
     Tokens of width f + K: x_t in the first f places, the error y_t - p_t at W = 0 (one-hot minus
@@ -534,7 +540,7 @@ def construct_binary(model, eta, N):
 
 
 def gd_dagger(model, eta, N):
-    """GD† (Fig. 3B, 4): Q, q, A are frozen at gradient descent; the map around them and β train."""
+    """GD† (Fig. 3B, 4): Q, q, A frozen at gradient descent. A departure: β trains with the map."""
     several = isinstance(model.linear, MultistepGRIL)
     (construct_multistep if several else construct_multivariate)(model.linear, eta, N)
     for weight in (model.linear.Q, model.linear.q, model.linear.A):
@@ -564,7 +570,7 @@ class Mixer(nn.Module):
 class GrilMixer(Mixer):
     """The recurrence between projections (App. D): (B, T, H) -> (B, T, H), causal.
 
-    u = W_in z;  causal windows C_v, C_k, C_u over W_v u, γ-normalised W_k u and u;
+    u = W_in z;  causal windows C_v, C_k, C_u over W_v u, √(1-|λ|²) W_k u and u;
     Z = λ ⊙ Z + C_v Q C_kᵀ, o = β Re(Z) C_u q in each of J blocks, with a state of (P/J) × (P/J);
     y = GELU(W_out o + D ⊙ z);  W_1 y ⊙ σ(W_2 y).
     2H² + 2PH + 2P² parameters, and a few per channel. λ is the LRU's, one per key channel.
@@ -596,8 +602,8 @@ class GrilMixer(Mixer):
         self.beta = nn.Parameter(torch.full((J,), beta))
         # The start of the LRU: λ = exp(-exp ν + i exp θ), |λ|² uniform in [r_min², r_max²], its
         # angle in [0, max_phase].
-        radius = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)
-        self.nu, self.theta = nn.Parameter((-0.5 * radius.log()).log()), None
+        squared = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)
+        self.nu, self.theta = nn.Parameter((-0.5 * squared.log()).log()), None
         if gate == "complex":
             self.theta = nn.Parameter((max_phase * torch.rand(J, self.h)).clamp(min=1e-6).log())
 

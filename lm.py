@@ -194,7 +194,7 @@ class NextToken(Task):
         inner=Option(128, "width inside a feed-forward layer", least=1),
         P=Option(64, "state size", least=1),
         J=Option(16, "blocks of the state", least=1),
-        dropout=Option(0.0, "share of activations dropped in training", least=0),
+        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
         form=Option("chunk", "of the recurrence: loop, scan or chunk",
                     among=("loop", "scan", "chunk")),
         stateful=Option(False, "carry the state from block to block"),
@@ -245,6 +245,7 @@ class NextToken(Task):
         return ids
 
     def stream(self, seed, batch, device="cpu", rank=0, world=1):
+        self.tokens("valid")                # if it is not there, better said now than after an hour
         return Blocks(self, seed, batch, device, rank, world)
 
     def example(self, batch):
@@ -475,7 +476,8 @@ def arguments(argv=None):
     add("name", nargs="?", help=f"{' or '.join(WIKITEXT)}; not needed with --text")
     add("--text", type=Path, metavar="FILE", help="a text of your own, UTF-8, for --task text_file")
     add("--data", **data)
-    add("--source", type=Path, metavar="DIR", help="read files from here, write to --data")
+    add("--source", type=Path, metavar="DIR",
+        help="read texts and vocabulary from here, write to --data")
     add("--bytes", action="store_true", help="bytes as tokens, not GPT-2's")
     add("--workers", type=int, metavar="N", help="processes (default: one per core)")
 
@@ -483,8 +485,10 @@ def arguments(argv=None):
     add("run", type=Path, metavar="RUN", help="the folder of a run, as train.py made it")
     add("--prompt", default="", help="text to go on with, of any length")
     add("--tokens", type=int, default=200, metavar="N", help="how many to make (default 200)")
-    add("--temperature", type=float, default=1.0, help="0 takes the likeliest token (default 1)")
-    add("--top-k", type=int, default=0, help="choose among the K likeliest (default 0: all)")
+    add("--temperature", type=float, default=1.0, metavar="T",
+        help="0 takes the likeliest token (default 1)")
+    add("--top-k", type=int, default=0, metavar="K",
+        help="choose among the K likeliest (default 0: all)")
     add("--seed", type=int, default=0, help="(default 0)")
     add("--device", default="cpu", help="auto, cpu, cuda or mps (default cpu)")
     add("--data", **data)

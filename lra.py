@@ -156,7 +156,7 @@ class Arena(Task):
         length=Option(1024, "longest sequence", least=1),
         gate=Option("real", "real or complex", among=("real", "complex")),
         r_min=Option(0.5, "smallest |gate| at the start", least=0),
-        r_max=Option(0.9, "largest |gate| at the start", most=1),
+        r_max=Option(0.9, "largest |gate| at the start", least=0, most=1),
         max_phase=Option(2 * pi, "largest angle of a complex gate at the start", least=0),
         form=Option("chunk", "of the recurrence: loop, scan or chunk",
                     among=("loop", "scan", "chunk")),

@@ -145,8 +145,8 @@ class InContext(Task):
                 wider = "; --dtype float64 holds more"
             raise ValueError(
                 f"{self.name}: --scale {self.scale:g} with --weight-scale {self.weight_scale:g} is "
-                f"beyond {str(dtype)[6:]}. The gradient of an untrained layer is a product of up to "
-                f"six inputs, and the optimiser squares it: from {least:.0e} to {most:.0e} a scale "
+                f"beyond {str(dtype)[6:]}. An untrained layer's gradient is a product of up to six "
+                f"inputs, and the optimiser squares it: from {least:.0e} to {most:.0e} a scale "
                 f"fits{wider}")
 
     # ---- data
@@ -286,20 +286,22 @@ class InContext(Task):
         device = next(model.parameters()).device
         predictors = dict(trained=as_predictor(self, model), gd=as_learner(self.learner()))
         scores = evaluate(self, predictors, 1_000, seed=30_000, sensitivities=100, device=device)
-        return dict(scores["gd"], loss=scores["trained"]["loss"], gd_loss=scores["gd"]["loss"])
+        gd = scores["gd"]
+        return dict(loss=scores["trained"]["loss"], gd_loss=gd["loss"], cosine=gd["cosine"],
+                    prediction_l2=gd["prediction_l2"], sensitivity_l2=gd["sensitivity_l2"])
 
     def report(self, model, seed):
         """The model beside its references on fresh tasks, and what it learned."""
         model = copy.deepcopy(model).cpu()
         predictors = dict(trained=as_predictor(self, model), **self.references())
         scores = evaluate(self, predictors, self.tasks, seed, min(self.tasks, 1_000))
-        first = scores[next(iter(self.references()))]
+        beside = scores[list(predictors)[1]]                    # the model against its reference
         return dict(
             loss=scores["trained"]["loss"],
             **{f"{name}_loss": scores[name]["loss"] for name in list(predictors)[1:]},
             references=list(predictors)[1:], optimal_loss=self.optimal() and self.optimal()[1],
-            cosine=first["cosine"], sensitivity_l2=first["sensitivity_l2"],
-            prediction_l2=first["prediction_l2"], eta=self.eta,
+            cosine=beside["cosine"], sensitivity_l2=beside["sensitivity_l2"],
+            prediction_l2=beside["prediction_l2"], eta=self.eta,
             parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
             **{name: value for name, value in recovered(model, self.N).items()
                if not isinstance(value, torch.Tensor)})
@@ -325,6 +327,9 @@ class InContext(Task):
             lines += [f"largest distance from the construction, scale removed: "
                       f"{', '.join(distances)}; mean of |A - 1| {r['A_distance']:.4f}",
                       f"step size in the weights: {gain}; of {self.reference}: {eta}"]
+            if "," in gain:
+                lines += ["steps may be taken in any order, so that only the sum and the products "
+                          "of their sizes are determined"]
         return "\n".join(lines)
 
 
@@ -535,7 +540,10 @@ def gradient_descent(etas, residual=lambda prediction, y: y - prediction, link=l
 
 
 def newton(x, y, x_query, step=1.0):
-    """One Newton-Raphson step from zero: least squares (its minimum-norm solution where N < f)."""
+    """One Newton-Raphson step from zero, W = -∇L(0) H⁻¹ with H = Σ x xᵀ/N: that is least squares.
+
+    Where N < f, its solution of least norm.
+    """
     W = (torch.linalg.pinv(x.double()) @ y.double()).mT.to(x.dtype)         # (B, outputs, f)
     return step * (W @ x_query[..., None])[..., 0]
 
@@ -627,7 +635,7 @@ def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
     its cosine and its distance, averaged over tasks.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    first = next(iter(predictors))
+    trained = next(iter(predictors))
     size = max(1, min(tasks, 4_000_000 // ((task.N + 1) * task.f)))
     losses, distance, done = dict.fromkeys(predictors, 0.0), dict.fromkeys(predictors, 0.0), 0
     with torch.no_grad():
@@ -636,18 +644,18 @@ def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
             answers = {name: p(batch, batch.x[:, -1]) for name, p in predictors.items()}
             for name, answer in answers.items():
                 losses[name] += task.error(answer, batch.y[:, -1]).item() * len(answer)
-                distance[name] += (answers[first] - answer).norm(dim=-1).sum().item()
+                distance[name] += (answers[trained] - answer).norm(dim=-1).sum().item()
             done += len(batch.x)
     batch = task.sample(sensitivities, generator)
     jacobians = {name: sensitivity(p, batch) for name, p in predictors.items()}
     return {name: dict(
         loss=losses[name] / tasks, prediction_l2=distance[name] / tasks,
-        cosine=(unit(jacobians[first]) * unit(J)).sum(-1).mean().item(),
-        sensitivity_l2=(jacobians[first] - J).norm(dim=-1).mean().item())
+        cosine=(direction(jacobians[trained]) * direction(J)).sum(-1).mean().item(),
+        sensitivity_l2=(jacobians[trained] - J).norm(dim=-1).mean().item())
         for name, J in jacobians.items()}
 
 
-def unit(J):
+def direction(J):
     """J of length 1; zero stays zero, and nothing else is too small."""
     return F.normalize(J.double(), dim=-1, eps=1e-300)
 

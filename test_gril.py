@@ -212,6 +212,14 @@ def test_the_query_alone_is_the_last_of_all_predictions(model, form):
     agree(1e-11, prediction=(alone, last), **gradients)
 
 
+def test_the_gated_unit():
+    """Eq. 2 and App. B.4: y ⊙ σ(W GELU(y) + b) after the linear layer."""
+    model, s = NonlinearGRIL(4).to(f64), seeded(2, 11, 4)
+    y, gelu = model.linear(s), torch.nn.GELU()
+    gate = torch.einsum("btf,gf->btg", gelu(y), model.gate.weight) + model.gate.bias
+    agree(1e-12, output=(model(s), y / (1 + torch.exp(-gate))))
+
+
 def test_state_mlp_with_zero_rho_is_the_linear_layer():
     torch.manual_seed(0)
     model = StateMLPGRIL(4).to(f64)

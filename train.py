@@ -38,12 +38,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from files.runs import read, read_checkpoint, run_folder, save, write_metrics
+from files.runs import (BEST, begin, check_out, read, read_checkpoint, read_json, run_folder, save,
+                        write_metrics)
 from files.whole import write
 from lm import LM
 from lra import LRA
 from machine.cost import dry_run
-from machine.devices import agree, catch_signals, prepare, processes, seed_dropout
+from machine.devices import agree, catch_signals, prepare, processes, same, seed_dropout
 from machine.options import LOOP, flag
 from pictures.run import draw_run
 from tasks import TASKS as IN_CONTEXT
@@ -154,22 +155,33 @@ def train(args):
     if args.dry_run:
         return dry_run(args, turns[0], recipe, args.world or processes()[1])
     check(args, turns[0], recipe)
-    run = setup(args, turns, recipe)
-    loop(run)
-    return report(run) if run.rank == 0 else None
+    run = setup(args, turns, recipe)                # what is wrong is said before a file changes
+    with run_folder(args, run.config) if run.rank == 0 else nullcontext(args.out) as run.folder:
+        start(run)
+        loop(run)
+        if run.rank > 0:
+            return None
+        try:
+            return report(run)
+        except KeyboardInterrupt:                   # the checkpoint has all steps
+            say_how_to_go_on(run)
+            sys.exit(130)
 
 
 def setup(args, turns, recipe):
     """What a run has in hand: its task (once for each turn), machine, model, optimiser, data."""
-    run = SimpleNamespace(args=args, task=turns[0], recipe=recipe, step=0, best_saved=0)
+    run = SimpleNamespace(args=args, task=turns[0], recipe=recipe, step=0, best=BEST, best_saved=0)
     run.rank, run.world = processes()
     run.device, run.dtype, run.autocast = prepare(recipe, run.world)
     run.config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
                       test_every_validation=args.test_every_validation, **recipe)
 
+    if run.rank == 0:
+        check_out(args)
+    same(dict(run.config, data=args.data, out=args.out, resume=args.resume), run.world)
+
     torch.manual_seed(args.seed)
     run.model = run.task.model(args.model).to(run.device)
-    run.folder = run_folder(args, run.config) if run.rank == 0 else args.out
     run.groups = parameter_groups(run.model, recipe)
     run.optimizer = torch.optim.AdamW(run.groups, lr=recipe["lr"],
                                       fused=run.device.type in ("cpu", "cuda"))
@@ -180,18 +192,39 @@ def setup(args, turns, recipe):
     run.first, run.shares = run.rank * len(turns), run.world * len(turns)       # of a batch
     run.streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], run.device, run.first + i,
                                run.shares) for i, turn in enumerate(turns)]
+    return run
 
-    seconds, run.best = 0.0, dict(score=None, step=0, since=0, weights=None, test=None)
-    if args.resume and (state := read_checkpoint(run.folder, run.config, run.rank, run.world)):
-        run.step, seconds, run.best = state["step"], state["seconds"], state["best"]
+
+def start(run):
+    """From the beginning or from a checkpoint; no file is changed before that fits."""
+    path, seconds = None, 0.0
+    if run.args.resume:
+        path, state = read_checkpoint(run.folder, run.config, run.rank, run.world)
+        if path:
+            seconds = state["seconds"]
+            go_on(run, path, state)
+    if run.rank == 0:
+        begin(run.folder, run.args, run.config, path, run.step)
+        if not run.args.quiet:
+            print_facts(run)
+    run.start = time.perf_counter() - seconds
+
+
+def go_on(run, path, state):
+    """Weights, moments and the place in the data of a checkpoint."""
+    run.step, run.best = state["step"], state["best"]
+    try:
         run.model.load_state_dict(state["model"])
+        there = [group["names"] for group in state["optimizer"]["param_groups"]]
+        if there != [group["names"] for group in run.groups]:
+            raise ValueError(f"it trains other parameters, {there}")
         run.optimizer.load_state_dict(state["optimizer"])
         for stream in run.streams:
             stream.seek(state["stream"])
-    run.start = time.perf_counter() - seconds
-    if run.rank == 0 and not args.quiet:
-        print_facts(run)
-    return run
+    except Exception as error:                      # of whatever kind: the file may hold anything
+        what = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+        raise ValueError(f"{path} is whole, but was not written by this code ({what}). Go on with "
+                         "the code that wrote it, or begin again with --force") from None
 
 
 def print_facts(run):
@@ -206,6 +239,11 @@ def print_facts(run):
         names = group["names"][:6] + (["…"] if len(group["names"]) > 6 else [])
         print(f"{group['name']:9s} {sum(p.numel() for p in group['params']):6,d} parameters, "
               f"lr {group['peak']:g}, weight decay {group['weight_decay']:g}: {', '.join(names)}")
+    warmup, steps = run.recipe["warmup"], run.recipe["steps"]
+    if steps <= warmup:
+        highest = max(schedule(step, warmup, steps) for step in range(steps))
+        print(f"schedule  the warm-up, {warmup:,} steps, does not end within {steps:,}: "
+              f"the rates come to {highest:.0%} of these")
     print(f"folder    {run.folder}")
 
 
@@ -215,9 +253,9 @@ def loop(run):
     parameters = [p for group in run.groups for p in group["params"]]
 
     def finished():
-        return run.step == steps or 0 < recipe["patience"] <= run.best["since"]
+        return run.step >= steps or 0 < recipe["patience"] <= run.best["since"]
 
-    rows, batches, stop = [], None, False
+    rows, batches, stop, scores = [], None, False, ""
     with (catch_signals(run.rank) as signals,
           tqdm(total=steps, initial=run.step, disable=run.args.quiet or run.rank > 0, unit="step",
                ncols=100) as bar):
@@ -235,12 +273,13 @@ def loop(run):
             nn.utils.clip_grads_with_norm_(parameters, recipe["clip"] or math.inf, norm)
             run.optimizer.step()
             run.step += 1
+            bar.set_postfix_str(f"train {loss:.4g}{scores}", refresh=False)
             bar.update()
             dense = run.task.dense_start and run.step in DENSE
             if dense or run.step % recipe["evaluate_every"] == 0 or run.step == steps:
                 rows.append(validation(run, loss))
                 shown = [name for name in ("loss", "gd_loss", run.task.choose) if name in rows[-1]]
-                bar.set_postfix_str(", ".join(f"{name} {rows[-1][name]:.4g}" for name in shown))
+                scores = "".join(f", {name} {rows[-1][name]:.4g}" for name in shown)
             if run.step % recipe["checkpoint_every"] == 0 or finished() or stop:
                 checkpoint(run, rows, position)
                 rows.clear()
@@ -342,7 +381,7 @@ def report(run):
 def load(folder):
     """(task, model, result) of a finished run; the model as for evaluation."""
     folder = Path(folder)
-    result = json.loads((folder / "result.json").read_text())
+    result = read_json(folder / "result.json")
     Task = TASKS[result["task"]]
     task = Task(**{name: result[name] for name in {**LOOP, **Task.options} if name in result})
     model = task.model(result["model"])
@@ -398,7 +437,7 @@ def parameter_groups(model, recipe):
 
 
 def schedule(step, warmup, steps):
-    """Linear warm-up, then a cosine to zero."""
+    """The lower of a linear warm-up and of a cosine over all steps, from 1 to zero."""
     return min((step + 1) / max(warmup, 1), 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
@@ -433,10 +472,10 @@ def stop_at_nonfinite(run, loss, norm, position):
 
 
 def main(argv=None):
-    args, dtype = arguments(argv), torch.get_default_dtype()
+    dtype = torch.get_default_dtype()
     try:
         with spoken("train.py"):
-            return train(args)
+            return train(arguments(argv))
     except RuntimeError as error:
         if not dist.is_initialized():
             raise

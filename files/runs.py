@@ -9,47 +9,127 @@ import hashlib
 import io
 import json
 import os
+import socket
 import sys
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+try:
+    import fcntl
+except ImportError:                             # Windows: no lock
+    fcntl = None
+
 from files.whole import write
 
 MACHINE = ("device", "threads", "accumulate", "checkpoint_every")   # a resumed run may change these
-PARTS = {"model", "optimizer", "step", "stream", "seconds", "best", "config"}   # of a checkpoint
+NAMED = {"task", "model", "recipe", "seed"}     # config.json of a run has them, another's has not
+BEST = dict(score=None, step=0, since=0, weights=None, test=None)
+PARTS = dict(model=dict, optimizer=dict, step=int, stream=object, seconds=float, best=dict,
+             config=dict)                       # of a checkpoint
 
 
-def run_folder(args, config):
-    """A new folder under runs/, or --out, which must not hold a run unless the words say so."""
-    if args.out is None and args.resume:
-        raise ValueError("--resume needs --out, the folder of the run to go on with")
-    folder = args.out or new_folder(args, config)
-    if (folder / "config.json").exists() and not (args.force or args.resume):
-        raise ValueError(f"{folder} already holds a run: choose another --out, --resume to go on "
+def check_out(args):
+    """Refuses an --out where this run may not go; nothing is touched."""
+    if args.out is None:
+        if args.resume:
+            raise ValueError("--resume needs --out, the folder of the run to go on with")
+        return
+    there = {path.name for path in args.out.iterdir()} if args.out.exists() else set()
+    there -= {"lock", "config.json.part"}       # of a process killed before it began
+    if not there:
+        return
+    run = "config.json" in there and read_json(args.out / "config.json").keys() >= NAMED
+    if not (run or args.resume and there & {"last.pt", "previous.pt"}):
+        raise ValueError(f"--out {args.out} is not empty and holds no run: choose another, so that "
+                         "nothing in it is overwritten")
+    if not (args.force or args.resume):
+        raise ValueError(f"{args.out} already holds a run: choose another --out, --resume to go on "
                          "with it, or --force to overwrite it")
+
+
+@contextmanager
+def run_folder(args, config):
+    """--out, or a new folder under runs/: this process's alone while the block runs."""
+    folder = args.out or new_folder(args, config)
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoints = [folder / "last.pt", folder / "previous.pt"]
-    if not (args.resume and any(path.exists() for path in checkpoints)):
+    try:
+        with locked(folder):
+            check_out(args)                     # another process may just have been here
+            try:
+                yield folder
+            except BaseException:
+                if set(os.listdir(folder)) <= {"lock", "config.json"}:
+                    (folder / "config.json").unlink(missing_ok=True)
+                raise
+    finally:
+        with suppress(OSError):                 # a start that failed leaves nothing
+            folder.rmdir()
+
+
+def new_folder(args, config):
+    """Made here: of two commands at the same moment each gets its own."""
+    size = [f"f{config['f']}", f"n{config['n']}"] if "f" in config else []
+    if args.recipe != "default":
+        size.insert(0, args.recipe)
+    differs = [f"{name}{value}" for name, value in args.overrides.items()
+               if name not in ("f", "n", *MACHINE)]
+    name = "-".join([args.task, args.model, *size, *differs])[:200] + f"-seed{args.seed}"
+    for i in count(1):
+        folder = Path("runs", name if i == 1 else f"{name}-{i}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+
+
+@contextmanager
+def locked(folder):
+    """No other process may write here. The system itself unlocks what a killed one held."""
+    path, ours = folder / "lock", False
+    if fcntl is None:
+        yield
+        return
+    while not ours:
+        file = open(path, "a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(f"{folder} is in use by {file.read() or 'another process'}: wait for "
+                             "its end, stop it, or choose another --out") from None
+        except OSError:
+            pass                                # a file system that has no locks
+        # else: the one before us unlocked and removed it in between
+        ours = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+    with file:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def begin(folder, args, config, path, step):
+    """The folder as a run begins or goes on: nothing in it from after the checkpoint at `path`."""
+    if path is None and (args.force or not args.resume):
         for name in ("metrics.csv", "last.pt", "previous.pt", "best.pt", "weights.pt",
-                     "result.json", "figure.png"):
+                     "result.json", "figure.png", "config.json"):
             (folder / name).unlink(missing_ok=True)
+    if path is not None and path.name == "previous.pt":
+        os.replace(path, folder / "last.pt")
+    cut_back(folder / "metrics.csv", step)
+    if not (folder / "config.json").exists():
         # for lm.py generate; a resumed run may have moved its data
         data = None if args.data is None else os.path.abspath(args.data)
         text = json.dumps(dict(config, data=data), indent=1) + "\n"
         write(folder / "config.json", text.encode())
-    return folder
-
-
-def new_folder(args, config):
-    size = f"f{config['f']}-n{config['n']}" if "f" in config else args.recipe
-    first = Path("runs", f"{args.task}-{args.model}-{size}-seed{args.seed}")
-    if not first.exists():
-        return first
-    others = (first.with_name(f"{first.name}-{i}") for i in count(2))
-    return next(path for path in others if not path.exists())
 
 
 def write_metrics(path, rows):
@@ -78,15 +158,22 @@ def read(path):
         raise ValueError(f"{path} is damaged: its checksum is not that of its {len(data):,} bytes")
     try:
         return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise ValueError(f"{path} is refused: it is no file of tensors and plain values "
-                         f"({str(error).splitlines()[0]})")
+    except Exception:               # whose words advise to load it all the same
+        raise ValueError(f"{path} is refused: it is no file of tensors and plain values") from None
+
+
+def read_json(path):
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is not what a run writes: {str(value)[:40]!r} is no object")
+    return value
 
 
 def read_checkpoint(folder, config, rank=0, world=1):
-    """The newest whole checkpoint of this run, or None where there is none yet.
-
-    metrics.csv is cut back to its step.
+    """(path, state) of the newest whole checkpoint of this run, or None, None; nothing is touched.
     """
     path, state, damage = newest(folder)
     step = -1 if state is None else state["step"]
@@ -98,23 +185,36 @@ def read_checkpoint(folder, config, rank=0, world=1):
             raise ValueError(f"the processes found different checkpoints in {folder}: do all see "
                              "the same folder?")
     if state is None:
+        check_nothing_lost(folder, config)
         if rank == 0:
             print(f"{folder} has no checkpoint yet; starting from the beginning", file=sys.stderr)
-        return None
-    there = {name: value for name, value in state["config"].items() if name not in MACHINE}
-    here = {name: value for name, value in config.items() if name not in MACHINE}
+        return None, None
+    compare(f"{path} is the checkpoint of another run", state["config"], config)
+    for text in damage if rank == 0 else ():
+        print(f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}",
+              file=sys.stderr)
+    return path, state
+
+
+def compare(what, there, here):
+    """Refuses to go on with a run of other numbers, and names them."""
     differs = [f"{name}: {there.get(name)} there, {here.get(name)} here"
-               for name in {**here, **there} if there.get(name) != here.get(name)]
+               for name in {**here, **there} if there.get(name) != here.get(name)
+               and name not in (*MACHINE, "data")]
     if differs:
-        raise ValueError(f"{path} is the checkpoint of another run ({'; '.join(differs)})")
-    if rank == 0:
-        for text in damage:
-            print(f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}",
-                  file=sys.stderr)
-        if path.name == "previous.pt":
-            os.replace(path, folder / "last.pt")
-        cut_back(folder / "metrics.csv", step)
-    return state
+        raise ValueError(f"{what} ({'; '.join(differs)})")
+
+
+def check_nothing_lost(folder, config):
+    """Without a checkpoint a run may begin again only where none was ever finished."""
+    if not (folder / "config.json").exists():
+        return
+    old = read_json(folder / "config.json")
+    compare(f"{folder} holds another run", old, config)
+    steps = [step for step, _ in rows(folder / "metrics.csv")[1]]
+    if (folder / "result.json").exists() or max(steps, default=0) > old["checkpoint_every"]:
+        raise ValueError(f"{folder} holds a run whose checkpoint, last.pt, is gone: there is "
+                         "nothing to go on from. --force trains it anew")
 
 
 def newest(folder):
@@ -123,7 +223,7 @@ def newest(folder):
     for path in (folder / "last.pt", folder / "previous.pt"):
         try:
             state = read(path)
-            if not (isinstance(state, dict) and state.keys() >= PARTS):
+            if not is_checkpoint(state):
                 raise ValueError(f"{path} is refused: it is no checkpoint of a run")
             return path, state, damage
         except FileNotFoundError:
@@ -136,10 +236,28 @@ def newest(folder):
     return None, None, damage
 
 
+def is_checkpoint(state):
+    return (isinstance(state, dict)
+            and state.keys() >= PARTS.keys()
+            and all(isinstance(state[name], kind) for name, kind in PARTS.items())
+            and state["best"].keys() >= BEST.keys()
+            and 0 <= state["step"] <= state["config"].get("steps", 0))
+
+
+def rows(path):
+    """(head, [(step, line)]) of metrics.csv, without blank lines and without a last one cut short.
+    """
+    text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    head, *others = [line for line in lines if line.strip()] or [""]
+    try:
+        return head, [(int(line.split(",")[0]), line) for line in others]
+    except ValueError as error:
+        raise ValueError(f"{path} is not what a run writes, a row a step: {error}") from None
+
+
 def cut_back(path, step):
-    """Without the rows after this step, and without a last one cut short."""
+    """Without the rows after this step."""
     if path.exists():
-        lines = path.read_text().splitlines(keepends=True)
-        head, *rows = [line for line in lines if line.endswith("\n")] or [""]
-        rows = [row for row in rows if int(row.split(",")[0]) <= step]
-        write(path, "".join([head, *rows]).encode())
+        head, of = rows(path)
+        write(path, "".join([head, *(line for at, line in of if at <= step)]).encode())

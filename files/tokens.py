@@ -54,7 +54,8 @@ def utf8(text):
     except UnicodeEncodeError as error:
         at = error.start
         raise ValueError(f"character {at} of the text is the lone surrogate U+{ord(text[at]):04X}, "
-                         "which no UTF-8 can hold: read it in its true encoding") from None
+                         "which no UTF-8 can hold: read the text with its true encoding, or remove "
+                         "it") from None
 
 
 def short_text(path, most=1 << 22):

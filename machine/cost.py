@@ -17,7 +17,7 @@ GPUS = {                            # FLOPs a second (the peak in bfloat16), byt
     "four H100": dict(number=4, flops=989e12, memory=3.35e12),
 }
 UTILISATION, LAUNCH = 0.3, 5e-6     # of the peak; seconds a kernel: assumptions, not measured
-FUSED = {"real": 76, "complex": 102}            # kernels inductor makes of a layer's recurrence
+FUSED = {"real": 77, "complex": 103}            # kernels inductor makes of a layer's recurrence
 FREE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view",
         "lift_fresh")               # allocations and such: no kernel
 
@@ -112,8 +112,8 @@ def hours(r, steps, number, flops, memory):
     return by
 
 
-COLUMNS = dict(launches="launches", compiled="compiled", traffic="traffic", products="products",
-               eager="largest", best="compiled")
+COLUMNS = dict(launches="launches", compiled="(compiled)", traffic="traffic", products="products",
+               eager="largest", best="(compiled)")
 
 
 def show(r, args, task, recipe, world):
@@ -138,10 +138,10 @@ def show(r, args, task, recipe, world):
         compiled = (f"; compiled about {r['compiled']:,}, where inductor makes {r['fused']} of "
                     "each layer's recurrence and the rest is taken as it is")
     say("kernels", f"{r['kernels']:,} a step on each GPU{compiled}")
-    say("hours", f"by launches at {1e6 * LAUNCH:.0f} µs; by memory traffic (float32, nothing "
-        f"fused, full bandwidth); by matrix products at {UTILISATION:.0%} of the bf16 peak. The "
-        "largest counts; views, allocations and the optimiser are left out, and each operation is "
-        "taken for one kernel")
+    say("hours", f"by launches at {1e6 * LAUNCH:.0f} µs (if compiled); by memory traffic (float32, "
+        f"nothing fused, full bandwidth); by matrix products at {UTILISATION:.0%} of bf16's peak. "
+        "The largest counts; views, allocations and the optimiser are left out, and each operation "
+        "is taken for one kernel")
     say("", f"{'':10s}" + "".join(f"{title:>11s}" for title in COLUMNS.values()))
     for gpu, by in r["hours"].items():
         say("", f"{gpu:10s}" + "".join(f"{by[name]:11.3g}" for name in COLUMNS))

@@ -25,7 +25,14 @@ def choose_device(name):
 
 def processes():
     """(rank, world): which of how many processes this is, as torchrun says."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    said = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    rank, world = said.get("RANK", "0"), said.get("WORLD_SIZE", "1")
+    within = (rank + world).isdecimal() and int(rank) < int(world)
+    if not within or world != "1" and "RANK" not in said:
+        there = " and ".join(f"{name}={value}" for name, value in said.items())
+        raise ValueError(f"the environment has {there}, which is no process of a run: unset them, "
+                         "or start with torchrun, which sets both")
+    return int(rank), int(world)
 
 
 def prepare(recipe, world):
@@ -44,8 +51,26 @@ def prepare(recipe, world):
         autocast = torch.autocast(device.type, torch.bfloat16)
     if world > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=10))
+        try:
+            dist.init_process_group(backend, timeout=timedelta(minutes=10))
+        except dist.DistError as error:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise ValueError(f"the {world} processes do not meet at {where}, MASTER_ADDR and "
+                             f"MASTER_PORT: {str(error).splitlines()[0]}") from None
     return device, dtype, autocast
+
+
+def same(config, world):
+    """Refuses processes that were started with different words."""
+    if world == 1:
+        return
+    of = [None] * world
+    dist.all_gather_object(of, config)
+    for rank, other in enumerate(of):
+        differs = [f"{name} {other[name]} there, {of[0][name]} in process 0"
+                   for name in other if name != "threads" and other[name] != of[0][name]]
+        if differs:
+            raise ValueError(f"process {rank} was started with other words: {'; '.join(differs)}")
 
 
 def on(device, *arrays):

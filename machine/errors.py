@@ -34,6 +34,7 @@ def spoken(script):
             sys.stdout.flush()          # when Python ends it is too late to say anything
     except BrokenPipeError:                                     # … | head: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + 13)                                      # as other commands end then
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"{script}: {error}")
     except OSError as error:
@@ -46,7 +47,8 @@ def spoken(script):
         print(f"\n{script}: stopped", file=sys.stderr)
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or "memory" in str(error).lower()):
+        said = str(error).lower()
+        if not (isinstance(error, MemoryError) or "memory" in said or "overflow" in said):
             raise
         what = f" ({str(error).splitlines()[0]})" if str(error) else ""
         sys.exit(f"{script}: too little memory{what}. A smaller --batch, or --accumulate 2, "
@@ -56,8 +58,9 @@ def spoken(script):
 def known(what, name, table):
     """The row of a table, or an answer that lists them all."""
     if name not in table:
-        near = difflib.get_close_matches(name, table, 1)
-        raise ValueError(f"unknown {what} {name!r}{f', did you mean {near[0]}?' if near else '.'} "
+        near = [other for other in table if name and other.startswith(name)]
+        near = " or ".join(near or difflib.get_close_matches(name, table, 1))
+        raise ValueError(f"unknown {what} {name!r}{f', did you mean {near}?' if near else '.'} "
                          f"There are: {', '.join(table)}")
     return table[name]
 

@@ -29,6 +29,8 @@ class Option(NamedTuple):
             known(name.strip("-"), value, dict.fromkeys(self.among))
         if value is None or self.type not in (int, float):
             return
+        if self.type is int and abs(value) >= 2 ** 63:
+            raise ValueError(f"{name} must be less than 2^63, got {value}")
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, got {value}")
         if self.least is not None and value < self.least:
@@ -62,6 +64,6 @@ LOOP = dict(
                   among=("auto", "cpu", "cuda", "mps")),
     dtype=Option("auto", "auto, bfloat16 (autocast), float32 or float64; auto is bfloat16 on CUDA, "
                  "else float32", among=("auto", "bfloat16", "float32", "float64")),
-    threads=Option(0, "CPU threads, 0 for all cores", least=0),
+    threads=Option(0, "CPU threads, 0 for all cores", least=0, most=1024),
     accumulate=Option(1, "take the batch in so many turns, for fewer GPUs or less memory", least=1),
 )

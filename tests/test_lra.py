@@ -16,6 +16,8 @@ import shutil
 import signal
 import statistics
 import struct
+import subprocess
+import sys
 import tarfile
 import zlib
 from collections import Counter
@@ -1360,6 +1362,25 @@ def test_what_show_counts(tmp_path, capsys, monkeypatch):
         "train    4 rows; tokens 1 to 4, median 2", "         labels 0 0 0 2 0 1 0 1 0 0",
         "val      1 rows; tokens 1 to 1, median 1", "         labels 1 0 0 0 0 0 0 0 0 0",
         "test     1 rows; tokens 3 to 3, median 3", "         labels 0 0 0 0 0 0 0 0 0 1"]
+
+
+@pytest.mark.parametrize("script", ("train.py", "lra.py", "lm.py"))
+def test_control_c_while_torch_loads_leaves_no_traceback(tmp_path, script):
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run([sys.executable, Path(lra.__file__).with_name(script)],
+                          env=dict(os.environ, PYTHONPATH=str(tmp_path)), stderr=subprocess.PIPE)
+    assert done.returncode and not done.stderr
+
+
+def test_a_short_answer_that_nobody_reads_is_no_error():
+    """It would be written when Python ends, which is too late."""
+    read, write = os.pipe()
+    os.close(read)
+    code = "from machine.errors import spoken\nwith spoken('lra.py'):\n    print('label 1')"
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE,
+                          cwd=Path(lra.__file__).parent)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_the_data_folder(monkeypatch):

@@ -6,7 +6,6 @@ import re
 import runpy
 import shlex
 import sys
-from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,17 +143,22 @@ def test_a_name_that_is_gone_is_noticed(old, new, said):
     assert said in "\n".join(faults(PAPER, PAPER.read_text().replace(old, new)))
 
 
-class Calls(defaultdict):
-    """A plugin of pytest: test -> the code that ran in it."""
+class Calls:
+    """A plugin of pytest: strikes from wanted, (function, its code, tests), what a test calls."""
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item):
-        ran = self[item.originalname]
-        sys.setprofile(lambda frame, event, _: ran.add(frame.f_code))
-        try:
-            return (yield)
-        finally:
-            sys.setprofile(None)
+    def __init__(self, wanted):
+        self.wanted, self.ran = wanted, set()
+
+    def pytest_runtest_setup(self, item):
+        if not any(item.originalname in tests for _, _, tests in self.wanted):
+            pytest.skip("nothing more to see")
+        sys.settrace(lambda frame, event, _: self.ran.add(frame.f_code))
+
+    def pytest_runtest_teardown(self, item):
+        sys.settrace(None)
+        self.wanted = [(name, codes, tests) for name, codes, tests in self.wanted
+                       if item.originalname not in tests or not codes & self.ran]
+        self.ran = set()
 
 
 def codes(found):
@@ -165,12 +169,12 @@ def codes(found):
 
 @pytest.mark.slow
 def test_the_tests_of_a_row_call_every_function_beside_them():
-    table, calls = list(rows(PAPER.read_text())), Calls(set)
-    named = sorted({f"{TESTS[name]}::{name}" for row in table for name in row[4]})
-    assert pytest.main(["-q", "-p", "no:cacheprovider", *named], plugins=[calls]) == 0
-    for paper, _, functions, files, tests, _ in table:
-        ran = set.union(*(calls[test] for test in tests))
-        assert not [(paper, name) for name in functions if not codes(find(name, files)) & ran]
+    table = [(f"{paper}: {name}", codes(find(name, files)), tests) for paper, _, functions, files,
+             tests, _ in rows(PAPER.read_text()) for name in functions]
+    calls = Calls([row for row in table if row[1]])                         # a recipe has no code
+    named = sorted({f"{TESTS[name]}::{name}" for _, _, tests in calls.wanted for name in tests})
+    failed = pytest.main(["-q", "-p", "no:cacheprovider", *named], plugins=[calls])
+    assert not ([name for name, _, _ in calls.wanted] or failed)
 
 
 # ---------------------------------------------------------------------------------- what it prints

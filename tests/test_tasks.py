@@ -147,12 +147,12 @@ def test_longhorn_minimises_its_objective_and_the_delta_rule_descends():
 
 
 def test_more_steps_of_gradient_descent_are_never_worse():
-    """Each number of steps starts from the shorter solution; many would diverge from a fixed one."""
+    """Each number of steps starts from the shorter solution; a fixed start would diverge."""
     def loss(steps):
         task = TASKS["multistep_regression"](f=3, n=6, layers=steps, tasks=300)
         assert min(task.eta) > 0
         scores = evaluate(task, dict(gd=as_learner(task.learner())), 300, 10_000, 2)
-        return scores["gd"]["loss"]                             # on the tasks that they were tuned on
+        return scores["gd"]["loss"]                             # on the tasks of the tuning
     losses = [loss(steps) for steps in (1, 2, 3, 5, 8, 12)]
     assert losses == sorted(losses, reverse=True), losses
 

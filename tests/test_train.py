@@ -6,12 +6,14 @@ which most faults are shown; `python test_train.py --task toy …` is train.py w
 import csv
 import functools
 import gc
+import io
 import itertools
 import json
 import math
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -254,10 +256,10 @@ def whole(toy, data, tmp_path_factory):
                     stateful=tiny("text_file", data, "--stateful"))
 
     @functools.cache
-    def made(name="toy"):
+    def made(name):
         trained(folder / name, commands[name])
         return commands[name], folder / name
-    return made
+    return lambda name="toy": made(name)
 
 
 @pytest.mark.parametrize("name, faults", (
@@ -273,7 +275,9 @@ def test_killed_in_a_step_a_validation_a_write(whole, tmp_path, name, faults):
         place, number = fault.split()
         code, _ = run(tmp_path / "run", words, "--resume", fault=(place, int(number), kill))
         assert code == -signal.SIGKILL, fault
+        assert (tmp_path / "run/lock").exists()                 # and it is no obstacle
     goes_on(tmp_path / "run", words, folder)
+    assert not (tmp_path / "run/lock").exists()
 
 
 def kill_at_random(words, folder, whole, kills, seconds):
@@ -343,6 +347,45 @@ def test_a_signal_finishes_the_step_and_says_how_to_go_on(whole, tmp_path, actio
     assert_same(tmp_path / "run", folder)
 
 
+@pytest.mark.parametrize("place, there", (("stream", False), ("report", True)))
+def test_ctrl_c_while_data_are_loaded_or_the_result_is_reported(whole, tmp_path, place, there):
+    words, folder = whole()
+    code, said = run(tmp_path / "run", words, fault=(place, 1, interrupt))
+    assert code == 130 and "stopped" in said and "Traceback" not in said
+    assert (tmp_path / "run").exists() == there == ("go on with" in said)
+    goes_on(tmp_path / "run", words, folder)
+
+
+LIGHT = dict(cwd=ROOT, capture_output=True, text=True)          # processes without torch
+
+
+def test_ctrl_c_while_torch_is_imported():
+    script = """
+import runpy, sys
+class Slow:
+    def find_spec(name, *_):
+        if name == "torch": raise KeyboardInterrupt
+sys.meta_path.insert(0, Slow)
+runpy.run_path("train.py", run_name="__main__")"""
+    ended = subprocess.run([sys.executable, "-c", script], **LIGHT)
+    assert ended.returncode == -signal.SIGINT and ended.stderr == ""
+
+
+@pytest.mark.parametrize("action", ("print(1)", "sys.exit(0)"))
+def test_a_closed_pipe_is_no_traceback(action):
+    script = f"""
+import os, sys
+from machine.errors import spoken
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 1)
+with spoken("train.py"):
+    print(0)
+    {action}"""
+    ended = subprocess.run([sys.executable, "-c", script], **LIGHT)
+    assert ended.returncode == 128 + signal.SIGPIPE and ended.stderr == ""
+
+
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
 def test_a_second_signal_leaves_at_once(whole, tmp_path, number):
     fault = ("loss", 13, functools.partial(send, number, number))
@@ -381,11 +424,17 @@ def hostile(data):
     return saved(dict(step=25, config=Hostile()))
 
 
+def altered(**parts):
+    """A checkpoint with other parts, and a checksum that is right."""
+    return lambda data: saved(dict(torch.load(io.BytesIO(data)), **parts))
+
+
 DAMAGES = dict(cut=lambda data: data[:len(data) // 2], empty=lambda data: b"",
                flip=lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
                longer=lambda data: data + b"\0")
 REFUSED = dict(hostile=hostile, weights=lambda data: saved({"0.weight": torch.ones(4, 16)}),
-               number=lambda data: saved(25))
+               number=lambda data: saved(25), beyond=altered(step=41), best=altered(best={}),
+               step=altered(step="25"))
 
 
 @pytest.mark.parametrize("damage", DAMAGES | REFUSED)
@@ -400,6 +449,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_taken(
     said = capsys.readouterr().err
     assert f"last.pt is {'refused' if damage in REFUSED else 'damaged: its checksum'}" in said
     assert "going on from previous.pt, the checkpoint before, at step 20" in said
+    assert "weights" not in said.lower().replace("weights.pt", "")  # torch's advice, to trust it
     assert_same(Path("run"), folder)
     assert not Path("touched").exists()
 
@@ -421,14 +471,41 @@ def test_a_damaged_checkpoint_never_displaces_the_good_one(whole, stopped, tmp_p
     goes_on(tmp_path / "run", words, folder)
 
 
-def test_a_row_cut_short_is_not_taken_for_another(whole, stopped, tmp_path):
-    """A row of step 1000 that ends after its first digit reads like step 1."""
+@pytest.mark.parametrize("parts", (
+    dict(model={"0.weight": torch.ones(4, 16)}), dict(optimizer={"state": {}, "param_groups": []}),
+    dict(stream="here")), ids=lambda parts: next(iter(parts)))
+def test_a_checkpoint_that_other_code_wrote_is_said(whole, stopped, tmp_path, monkeypatch, parts):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(stopped, "run")
+    last = Path("run/last.pt")
+    last.write_bytes(altered(**parts)(last.read_bytes()))
+    before = files(Path("run"))
+    with pytest.raises(SystemExit, match="last.pt is whole, but was not written by this code"):
+        trained("run", whole()[0], "--resume")
+    assert files(Path("run")) == before
+
+
+@pytest.mark.parametrize("alter", (
+    lambda text: text + "1",                    # of a row of step 1000 its first digit: no step 1
+    lambda text: text.replace("\n", "\n\n"), lambda text: "\ufeff" + text),
+    ids=("cut short", "blank lines", "byte order mark"))
+def test_a_row_cut_short_is_not_taken_for_another(whole, stopped, tmp_path, alter):
     words, folder = whole()
     shutil.copytree(stopped, tmp_path / "run")
-    with open(tmp_path / "run/metrics.csv", "a") as file:
-        file.write("1")
+    path = tmp_path / "run/metrics.csv"
+    path.write_text(alter(path.read_text()))
     trained(tmp_path / "run", words, "--resume")
     assert_same(tmp_path / "run", folder)
+
+
+def test_files_of_a_run_that_are_none_are_named(whole, stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
+    (tmp_path / "run/metrics.csv").write_text("step,loss\nfive,1\n")
+    with pytest.raises(SystemExit, match="metrics.csv is not what a run writes.*'five'"):
+        trained(tmp_path / "run", whole()[0], "--resume")
+    (tmp_path / "run/result.json").write_text("{")
+    with pytest.raises(ValueError, match="result.json is no JSON"):
+        train.load(tmp_path / "run")
 
 
 def test_no_whole_checkpoint_is_said(whole, stopped, tmp_path, monkeypatch):
@@ -459,7 +536,8 @@ def test_a_resumed_run_may_change_its_machine_and_no_number(stopped):
     assert config.keys() > {"batch", "lr", "recurrent_lr", "warmup", "clip", "dropout"} | may
     for name in config:
         try:
-            refused = not runs.read_checkpoint(stopped, dict(config, **{name: "another"}))
+            path, _ = runs.read_checkpoint(stopped, dict(config, **{name: "another"}))
+            refused = path is None
         except ValueError as error:
             refused = f"({name}: {config[name]} there, another here)" in str(error)
         assert refused == (name not in may), name
@@ -480,9 +558,55 @@ def test_force_leaves_nothing_of_the_run_before(whole, tmp_path):
     for name in ("previous.pt", "weights.pt", "figure.png"):
         (tmp_path / "run" / name).touch()
     args = train.arguments([*SHORT.split(), "--force", "--out", str(tmp_path / "run")])
-    runs.run_folder(args, dict(task="nd_regression"))
+    with runs.run_folder(args, {}) as folder:
+        runs.begin(folder, args, dict(task="nd_regression"), None, 0)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
     assert json.loads((tmp_path / "run/config.json").read_text())["task"] == "nd_regression"
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_in_use_is_left_alone(whole, stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
+    with runs.locked(tmp_path / "run"):
+        before = files(tmp_path / "run")
+        for word in ("--resume", "--force"):
+            with pytest.raises(SystemExit, match=f"run is in use by process {os.getpid()} on "):
+                trained(tmp_path / "run", whole()[0], word)
+        assert files(tmp_path / "run") == before
+    assert not (tmp_path / "run/lock").exists()
+
+
+def test_the_same_command_twice_at_once_gets_two_folders(tmp_path, monkeypatch):
+    """Before either has written a file."""
+    monkeypatch.chdir(tmp_path)
+    args = train.arguments(["--task", "multistep_regression", "--layers", "3", "--lr", "0.1"])
+    args.recipe = "default"
+    first, second = (runs.new_folder(args, dict(f=10, n=10)) for _ in range(2))
+    assert first.name == "multistep_regression-gril-f10-n10-lr0.1-layers3-seed0"
+    assert second.name == f"{first.name}-2"
+
+
+def test_a_start_that_fails_leaves_no_folder(toy, tmp_path, monkeypatch):
+    def loss(*of):
+        raise MemoryError
+    monkeypatch.setattr(Toy, "loss", loss)
+    with pytest.raises(SystemExit, match="too little memory. A smaller --batch, or --accumulate"):
+        trained(tmp_path / "run", toy)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_more_than_one_checkpoint_never_begins_again_unasked(whole, tmp_path):
+    words, folder = whole()
+    shutil.copytree(folder, tmp_path / "run")
+    for name in ("last.pt", "result.json"):
+        (tmp_path / "run" / name).unlink()
+    before = files(tmp_path / "run")
+    with pytest.raises(SystemExit, match="whose checkpoint, last.pt, is gone.*--force trains it"):
+        trained(tmp_path / "run", words, "--resume")
+    assert files(tmp_path / "run") == before
 
 
 def test_plain_torch_load_reads_the_files(whole, data):
@@ -496,8 +620,8 @@ def test_plain_torch_load_reads_the_files(whole, data):
 
 # ------------------------------------------------------------------------------- several processes
 
-def together(folder, *words, faults={}):
-    """A run of two processes over gloo, [(exit code, what it printed)].
+def together(folder, *words, faults={}, second=""):
+    """A run of two processes over gloo, [(exit code, what it printed)]; words for the second alone.
 
     Once a faulty one is gone, a minute is left.
     """
@@ -507,8 +631,8 @@ def together(folder, *words, faults={}):
                      WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     words = [*" ".join(words).split(), "--out", str(folder)]
     logs = [folder.with_suffix(f".{rank}.log") for rank in range(2)]
-    processes = [start(words, log, faults.get(rank), RANK=str(rank), LOCAL_RANK=str(rank), **where)
-                 for rank, log in enumerate(logs)]
+    processes = [start(words + second.split() * rank, log, faults.get(rank), RANK=str(rank),
+                       LOCAL_RANK=str(rank), **where) for rank, log in enumerate(logs)]
     for rank in faults:
         finish(processes[rank])
     codes = [finish(process, 60 if faults else 300) for process in processes]
@@ -555,6 +679,38 @@ def test_two_turns_are_two_processes_with_dropout_too(exact, pair, tmp_path):
     both, four = losses(tmp_path / "both", tmp_path / "four")
     torch.testing.assert_close(both, four, rtol=0, atol=1e-8)
     assert (four - two).abs().max() > 1e-4                      # other shares, other dropout
+
+
+def test_processes_started_with_different_words_do_not_train_together(exact, tmp_path):
+    codes, said = together(tmp_path / "run", exact, second="--lr 0.5 --seed 3 --data nowhere")
+    assert codes == [1, 1] and not (tmp_path / "run").exists()
+    for text in said:
+        assert "process 1 was started with other words: " in text and "Traceback" not in text
+        for name in ("seed 3 there, 0 in process 0", "lr 0.5 there, 0.01 in ", "data nowhere the"):
+            assert name in text
+
+
+def test_a_port_in_use_is_said(exact, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        process = start(exact.split(), tmp_path / "log", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+                        RANK="0", WORLD_SIZE="2")
+        assert finish(process) == 1
+    said = (tmp_path / "log").read_text()
+    assert f"train.py: the 2 processes do not meet at 127.0.0.1:{port}" in said
+    assert "EADDRINUSE" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("environment", ("RANK=1", "WORLD_SIZE=2", "RANK=2 WORLD_SIZE=2",
+                                         "RANK=-1 WORLD_SIZE=2", "RANK=0 WORLD_SIZE=two"))
+def test_a_rank_outside_the_world_is_refused(toy, tmp_path, monkeypatch, environment):
+    for setting in environment.split():
+        monkeypatch.setenv(*setting.split("="))
+    with pytest.raises(SystemExit, match=" and ".join(environment.split()) + ", which is no proc"):
+        trained(tmp_path / "run", toy)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("lost", (0, 1))
@@ -947,7 +1103,7 @@ def test_inductor_makes_as_few_kernels_as_the_dry_run_says(gate):
     with torch._inductor.utils.fresh_inductor_cache():
         o = torch.compile(recur, fullgraph=True, dynamic=False)(v, k, u)
         o.backward(torch.randn_like(o))
-    assert metrics.generated_kernel_count <= cost.FUSED[gate] <= 110
+    assert metrics.generated_kernel_count == cost.FUSED[gate] <= 110
 
 
 PAPER_KERNELS = dict.fromkeys(lra.LRA, 5_000) | dict(wikitext103=12_000)
@@ -1141,16 +1297,19 @@ def test_the_front_door(tmp_path, monkeypatch):
     """Twice the same command: two folders, a table, a figure, and the same numbers."""
     command = ["--task", "nd_regression", "--steps", "20", "--tasks", "200"]
     first = subprocess.run([sys.executable, ROOT / "train.py", *command], cwd=tmp_path,
-                           capture_output=True, text=True)
+                           capture_output=True, text=True,
+                           env=dict(os.environ, PYTHONIOENCODING="ascii"))
     assert first.returncode == 0, first.stderr
+    assert re.search(r"train 0\.\d+", first.stderr)             # on the progress bar
     monkeypatch.chdir(tmp_path)
     train.main(command)
     for text in ("recurrent    100 parameters", "other         13 parameters", "device    cpu",
                  "constructed GRIL", "zero predictor", "closed form",
-                 "largest distance from the construction", "figure.png"):
+                 "largest distance from the construction", "figure.png",
+                 "schedule  the warm-up, 100 steps, does not end within 20: the rates come to 15%"):
         assert text in first.stdout
     folders = sorted(Path("runs").iterdir())
-    name = "nd_regression-gril-f10-n10-seed0"
+    name = "nd_regression-gril-f10-n10-steps20-tasks200-seed0"
     assert [folder.name for folder in folders] == [name, f"{name}-2"]
     for folder in folders:
         assert {path.name for path in folder.iterdir()} == {
@@ -1208,15 +1367,55 @@ def test_a_run_in_float64_loads(tmp_path, model):
     ("toy --accumulate 3", "a batch of 8 is not divisible by 3"),
     ("nd_regression --resume", "--resume needs --out"),
     ("nd_regression --out old", "already holds a run: choose another --out, --resume"),
+    ("nd_regression --out old --resume", "old holds a run whose checkpoint, last.pt, is gone"),
+    ("nd_regression --out old --resume --lr 1", "holds another run (lr: 0.02 there, 1.0 here)"),
+    ("nd_regression --out old --force --lr -1", "--lr must be more than 0, got -1.0"),
+    ("nd_regression --out old --force --model s6", "unknown model"),
+    ("nd_regression --out old --force --f 10000000", "too little memory"),
+    ("nd_regression --f 100000000000000000000", "--f must be less than 2^63, got 1000"),
+    ("text --out old --force --data nowhere", "text: no data. Looked for nowhere"),
+    ("wikitext2 --out new --data nowhere", "there is no nowhere"),
+    ("nd_regression --out mine", "--out mine is not empty and holds no run"),
+    ("nd_regression --out mine --force", "--out mine is not empty and holds no run"),
+    ("nd_regression --out mine --resume", "--out mine is not empty and holds no run"),
+    ("nd_regression --out=", "--out . is not empty and holds no run"),
+    ("nd_regression --out broken --force", "broken/config.json is no JSON"),
+    ("multistep", "did you mean multistep_regression?"),
+    ("wikitext", "did you mean wikitext103 or wikitext2?"),
+    ("nd_regression --threads 1000000", "--threads must be at most 1024"),
+    ("nd_regression --recurrent-lr -0.01", "--recurrent-lr must be 0 or more, got -0.01"),
+    ("nd_regression --lr inf", "--lr must be a finite number, got inf"),
 ))
 def test_mistakes_are_answered(tmp_path, monkeypatch, words, answer):
+    """And nothing is touched, neither an old run nor what is no run."""
     monkeypatch.chdir(tmp_path)
-    Path("old").mkdir()
-    Path("old/config.json").write_text("{}")
+    for folder in ("old", "mine", "broken"):
+        Path(folder).mkdir()
+        for name in "figure.png best.pt weights.pt metrics.csv result.json".split():
+            Path(folder, name).touch()
+    config = dict(task="nd_regression", model="gril", recipe="default", seed=0,
+                  test_every_validation=False, **tasks.NdRegression.numbers("default"))
+    Path("old/config.json").write_text(json.dumps(config))
+    Path("broken/config.json").write_text("{")
+    before = files(tmp_path)
     with pytest.raises(SystemExit) as stop:
         train.main(["--task", *words.split(), "--quiet"])
     assert answer in str(stop.value) and "Traceback" not in str(stop.value)
-    assert not Path("runs").exists()
+    assert files(tmp_path) == before and not Path("runs").exists() and not Path("new").exists()
+
+
+@pytest.mark.parametrize("task", train.TASKS)
+def test_every_number_has_its_range_and_not_a_number_is_in_none(task):
+    for name, option in {**train.LOOP, **train.TASKS[task].options}.items():
+        if task == "toy" or option.type not in (int, float):
+            continue
+        wrong = [] if option.type is int else [math.nan, math.inf, -math.inf]
+        if name not in ("scale", "weight_scale"):               # of which any sign will do
+            bound = option.least if option.least is not None else option.above
+            wrong.append(bound - 1)
+        for value in wrong:
+            with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} must be "):
+                option.check(name, value)
 
 
 @pytest.mark.parametrize("task", ("", *train.TASKS))
