@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import train
-from files.runs import MACHINE
+from files.runs import MACHINE, read_json
 from machine.errors import Missing
 from machine.options import flag
 from tasks import TASKS
@@ -42,7 +42,7 @@ def runs(settings, quick, sweep=False):
             list(tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80))
     results = []
     for folder, _ in jobs:
-        results.append(dict(read(folder), folder=folder))
+        results.append(dict(read_json(folder / "result.json"), folder=folder))
         if "diverged" in results[-1] and not sweep:
             raise Missing(f"{folder}: {results[-1]['diverged']}")
     return results
@@ -54,7 +54,7 @@ def check(kept):
     newest = max(code, key=lambda path: path.stat().st_mtime)
     differ, older = [], []
     for folder, options in kept:
-        there, (_, here) = read(folder), train.numbers(arguments((folder, options)))
+        there, (_, here) = read_json(folder / "result.json"), train.numbers(arguments((folder, options)))
         differ += [f"{folder}: {name} was {there[name]}, is {value} now"
                    for name, value in here.items()
                    if name not in MACHINE and there.get(name, value) != value]
@@ -66,10 +66,6 @@ def check(kept):
     if older:
         print(f"{newest.name} is newer than these runs, which are used as they are; delete their "
               f"folders to train them anew: {' '.join(older)}", file=sys.stderr)
-
-
-def read(folder):
-    return json.loads((folder / "result.json").read_text())
 
 
 def five(quick, **options):
