@@ -46,8 +46,8 @@ from pictures.drawings import forms, how, prompt
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
                             first, flattened, fresh, largest, losses, matrix, mean, narrow_legend,
                             numbers, print_table, rows, seconds, spread, table)
-from pictures.trained import five, runs, seeds
-from tasks import (TASKS, NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate,
+from pictures.trained import five, runs
+from tasks import (NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate,
                    gradient_descent, longhorn, newton, recovered, ridge, tune, zero)
 
 
@@ -177,11 +177,12 @@ def sine_targets(ax, quick):
     sine = partial(paired, quick, task="nonlinear_regression")
     pairs = {"1 layer": sine(layers=1), "2 layers": sine(layers=2),
              "1 layer, ρ(Z)": sine(layers=1, ours="gril_rho", theirs="gd_dagger_rho")}
-    task = TASKS["nonlinear_regression"](tasks=200 if quick else 10_000)
+    task, _, _ = train.load(pairs["1 layer"][0]["folder"])
     learners = {"one GD step on W x": task.learner(), "one GD step on sin(W x)": sine_step(task),
                 "zero predictor": zero}
     predictors = {name: as_learner(learner) for name, learner in learners.items()}
-    scores = [evaluate(task, predictors, task.tasks, 20_000 + s, 2) for s in seeds(quick)]
+    scores = [evaluate(task, predictors, task.tasks, 20_000 + result["seed"], 2)
+              for result in pairs["1 layer"]]
     explicit = {name: [score[name] for score in scores] for name in learners}   # the runs' tasks
     blank = dict.fromkeys(learners, "")
     print_table("Sine targets (GRIL and GD† on the same tasks; GD† is trained too: its gated unit "

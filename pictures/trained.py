@@ -54,11 +54,11 @@ def check(kept):
     newest = max(code, key=lambda path: path.stat().st_mtime)
     differ, older = [], []
     for folder, options in kept:
-        there, (_, here) = read_json(folder / "result.json"), train.numbers(arguments((folder, options)))
-        differ += [f"{folder}: {name} was {there[name]}, is {value} now"
-                   for name, value in here.items()
-                   if name not in MACHINE and there.get(name, value) != value]
-        if (folder / "result.json").stat().st_mtime < newest.stat().st_mtime:
+        result, (_, now) = folder / "result.json", train.numbers(arguments(folder, options))
+        was = read_json(result)
+        differ += [f"{folder}: {name} was {was[name]}, is {now[name]} now" for name in now
+                   if name not in MACHINE and was.get(name, now[name]) != now[name]]
+        if result.stat().st_mtime < newest.stat().st_mtime:
             older.append(str(folder))
     if differ:
         raise Missing("\n".join(["there are runs with other numbers; delete their folders to train "
@@ -88,9 +88,8 @@ def job(options, quick):
     return Path("runs/figures") / name, options
 
 
-def arguments(job):
+def arguments(folder, options):
     """A run as words of train.py's command line."""
-    folder, options = job
     words = ["--threads", "1", "--out", str(folder), "--force", "--quiet"]
     for name, value in options.items():
         words += [flag(name)] if value is True else [flag(name), str(value)]
@@ -98,9 +97,9 @@ def arguments(job):
 
 
 def run(job):
-    args = arguments(job)
+    args = arguments(*job)
     try:
         train.train(args)
     except FloatingPointError as error:         # a rate too high, say: the sweep goes on without it
         diverged = dict(train.numbers(args)[1], diverged=str(error))
-        (job[0] / "result.json").write_text(json.dumps(diverged))
+        (args.out / "result.json").write_text(json.dumps(diverged))

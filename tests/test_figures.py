@@ -373,7 +373,7 @@ def test_a_run_of_another_recipe_is_refused_and_newer_code_is_said(canned, monke
     assert trained.runs([BASE], False) == [done] and len(canned.made) == 1
     assert re.match(r"\w+.py is newer .*nd_regression-models5-lr0.001", capsys.readouterr().err)
     monkeypatch.setitem(tasks.DEFAULT, "warmup", 50)
-    with pytest.raises(Missing, match="delete .*\n.*nd_regression-models5.*: warmup was 100, is 50"):
+    with pytest.raises(Missing, match="delete .*\n.*nd_regression-model.*: warmup was 100, is 50"):
         trained.runs([BASE, dict(BASE, seed=1)], False)
     assert len(canned.made) == 1 and (done["folder"] / "result.json").exists()
 
