@@ -219,7 +219,7 @@ def run(tmp_path, monkeypatch):
     return typed
 
 
-@pytest.mark.parametrize("scales", ("", " --scale 2 --weight-scale 3"))
+@pytest.mark.parametrize("scales", ("", " --scale 2 --weight-scale 0.4"))
 def test_the_recipe_for_a_task(run, capsys, scales):
     words = "--task noisy_regression --steps 20 --tasks 20000 --noise 0.4" + scales
     task, _, result = run(code(README, "Fork it"), words)
