@@ -34,7 +34,7 @@ def spoken(script):
             sys.stdout.flush()          # when Python ends it is too late to say anything
     except BrokenPipeError:                                     # … | head: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + 13)                                      # as other commands end then
+        sys.exit(141 if script == "train.py" else 0)            # a run is not over; SIGPIPE's code
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"{script}: {error}")
     except OSError as error:
