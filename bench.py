@@ -25,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from machine.errors import Missing, spoken          # before torch, which takes seconds to load
+
 import matplotlib.pyplot as plt
 import torch
 from torch import nn
@@ -38,7 +40,7 @@ from files.tokens import BPE
 from gril import GRIL, Block, GrilMixer, construct_multivariate
 from lm import LanguageModel, NextToken
 from lra import LRA
-from pictures.plots import finish
+from pictures.plots import finish, place
 from tasks import NdRegression
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -399,7 +401,7 @@ def loader(rounds, batches=10):
         task = Task()
         try:
             stream = task.stream(0, task.recipe["batch"], DEVICE)
-        except ValueError as error:
+        except Missing as error:
             yield f"{name}: left out. {error}"
             continue
         model, batch, counts = task.model().to(DEVICE), next(stream), []
@@ -502,9 +504,6 @@ PICTURES = {            # the panels of each, as panel takes them
 
 
 def plot(what, rows):
-    if what not in PICTURES:
-        print(f"--plot: there is no picture of {what}")
-        return
     count = len(PICTURES[what])
     figure, axes = plt.subplots(1, count, figsize=(3 + 3.5 * count, 3.6), squeeze=False)
     for ax, how in zip(axes[0], PICTURES[what]):
@@ -545,14 +544,19 @@ def main(argv=None):
         parser.error("--rounds must be at least 1")
     if args.compile and args.what != "core":
         parser.error(f"--compile is for core; {args.what} has no compiled side")
-    print(f"torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads, "
-          f"{args.rounds} rounds")
-    options = dict(compiled=True) if args.compile else {}
-    rows = BENCHES[args.what](args.rounds, **options)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
-    if args.plot:
-        plot(args.what, rows)
+    if args.plot and args.what not in PICTURES:
+        parser.error(f"--plot: there is no picture of {args.what}")
+    with spoken("bench.py"):
+        picture = place(f"bench_{args.what}.png", False) if args.plot else None
+        for path in filter(None, (args.json, picture)):
+            path.open("a").close()              # what cannot be written is said before the hour
+        print(f"torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads, "
+              f"{args.rounds} rounds")
+        rows = BENCHES[args.what](args.rounds, **(dict(compiled=True) if args.compile else {}))
+        if args.json:
+            args.json.write_text(json.dumps(rows, indent=1))
+        if args.plot:
+            plot(args.what, rows)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,11 @@ used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) train
 import argparse
 import math
 import sys
+import traceback
 from functools import partial
 from itertools import product
+
+from machine.errors import Missing, spoken          # before torch, which takes seconds to load
 
 import matplotlib.pyplot as plt
 import torch
@@ -41,15 +44,11 @@ from pictures import page
 from pictures.comparisons import fig3c, gates, lra, model_comparison, nd_comparison, wikitext2
 from pictures.drawings import forms, how, prompt
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
-                            first, flattened, largest, losses, matrix, mean, narrow_legend, numbers,
-                            print_table, rows, seconds, spread, table)
-from pictures.trained import five, runs, seeds
-from tasks import (TASKS, NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate,
+                            first, flattened, fresh, largest, losses, matrix, mean, narrow_legend,
+                            numbers, print_table, rows, seconds, spread, table)
+from pictures.trained import five, runs
+from tasks import (NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate,
                    gradient_descent, longhorn, newton, recovered, ridge, tune, zero)
-
-
-def scored(task, predictors, seed, quick, sensitivities=1_000):
-    return evaluate(task, predictors, 200 if quick else 10_000, seed, sensitivities)
 
 
 # ---------------------------------------------------------------------- one layer, Fig. 2
@@ -57,8 +56,9 @@ def scored(task, predictors, seed, quick, sensitivities=1_000):
 def fig2(quick):
     widths = (5, 10) if quick else (5, 10, 20, 35, 50)
     results = {f: five(quick, task="nd_regression", f=f) for f in widths}
-    table("One layer, multivariate regression, N = 10, losses on the same 10,000 fresh tasks "
-          "(paper, f = 10: trained 0.206 ± 0.001, GD 0.207 ± 0.001)", ("f",), results,
+    table("One layer, multivariate regression, N = 10, losses on the same "
+          f"{fresh(results[10])} (paper, f = 10: trained 0.206 ± 0.001, GD 0.207 ± 0.001)",
+          ("f",), results,
           {"GRIL": mean("loss"), "GD": mean("gd_loss"), "closed form": first("optimal_loss", ".4f"),
            "GRIL ÷ GD": mean("loss", "gd_loss"), "cosine": mean("cosine", digits=5),
            "largest |Q - e2 e1ᵀ|": largest("Q_distance"), "|q - e3|": largest("q_distance"),
@@ -72,9 +72,9 @@ def fig2(quick):
     alignment(axes["B"], ours)
     errorbars(axes["C"], results, {"GRIL": "loss", "GD": "gd_loss"})
     axes["C"].set(title="C  input width", xlabel="f", ylabel="loss")
-    scales(axes["D"], ours, "scale", (0.5, 0.75, 1, 1.5, 2), quick)
+    scales(axes["D"], ours, "scale", (0.5, 0.75, 1, 1.5, 2))
     axes["D"].set(title="D  inputs scaled", ylabel="loss")
-    scales(axes["d"], ours, "weight_scale", (0.5, 1, 2, 3, 4, 5), quick)
+    scales(axes["d"], ours, "weight_scale", (0.5, 1, 2, 3, 4, 5))
     axes["d"].set(title="D  weights scaled")
 
     task, model, _ = train.load(ours[0]["folder"])
@@ -102,12 +102,12 @@ def alignment(ax, results):
     narrow_legend(ax, "center right", right)
 
 
-def scales(ax, results, what, values, quick):
+def scales(ax, results, what, values):
     """Loss on prompts of another scale; GD keeps the step size of scale 1, GD† its weights."""
     label, words = "GD†" if "dagger" in results[0] else "GD", what.replace("_", " ")
     groups = {value: [] for value in values}
     for value, result in product(values, results):
-        scores = beside_reference(result, 40_000, quick, 2, **{what: value})
+        scores = beside_reference(result, 40_000, 2, **{what: value})
         groups[value].append({name: score["loss"] for name, score in scores.items()})
     table(f"Trained at scale 1, tested at another {words}", (what,), groups,
           {"GRIL": mean("GRIL"), label: mean("GD"), f"GRIL ÷ {label}": mean("GRIL", "GD")})
@@ -120,14 +120,14 @@ def scales(ax, results, what, values, quick):
         ax.yaxis.set_minor_formatter(one_two_five)
 
 
-def beside_reference(result, seed, quick, sensitivities=1_000, **changes):
+def beside_reference(result, seed, sensitivities=1_000, **changes):
     """Scores of a run and of its reference, GD or its GD†, on tasks changed like this."""
     task, model, _ = train.load(result["folder"])
     both = dict(GRIL=as_predictor(task, model), GD=as_learner(task.learner()))
     if "dagger" in result:
         both["GD"] = as_predictor(task, train.load(result["dagger"]["folder"])[1])
-    return scored(type(task)(**{**task.recipe, **changes}), both, seed + result["seed"], quick,
-                  sensitivities)
+    changed = type(task)(**{**task.recipe, **changes})
+    return evaluate(changed, both, task.tasks, seed + result["seed"], sensitivities)
 
 
 def one_two_five(y, _):
@@ -177,11 +177,12 @@ def sine_targets(ax, quick):
     sine = partial(paired, quick, task="nonlinear_regression")
     pairs = {"1 layer": sine(layers=1), "2 layers": sine(layers=2),
              "1 layer, ρ(Z)": sine(layers=1, ours="gril_rho", theirs="gd_dagger_rho")}
-    task = TASKS["nonlinear_regression"](tasks=200 if quick else 10_000)
+    task, _, _ = train.load(pairs["1 layer"][0]["folder"])
     learners = {"one GD step on W x": task.learner(), "one GD step on sin(W x)": sine_step(task),
                 "zero predictor": zero}
     predictors = {name: as_learner(learner) for name, learner in learners.items()}
-    scores = [scored(task, predictors, 20_000 + s, quick, sensitivities=2) for s in seeds(quick)]
+    scores = [evaluate(task, predictors, task.tasks, 20_000 + result["seed"], 2)
+              for result in pairs["1 layer"]]
     explicit = {name: [score[name] for score in scores] for name in learners}   # the runs' tasks
     blank = dict.fromkeys(learners, "")
     print_table("Sine targets (GRIL and GD† on the same tasks; GD† is trained too: its gated unit "
@@ -252,16 +253,16 @@ def classification(name, task, N, quick, widths=()):
     losses(axes[0], {"GRIL": pairs, "GD†": numbers(pairs, "dagger")}, "GD, φ = identity", GREEN)
     axes[0].set(title=f"A  {task.replace('_', ' ')}, N = {N}", ylabel="cross-entropy")
     narrow_legend(axes[0], "center right")
-    scores = [beside_reference(result, 20_000, quick)["GD"] for result in pairs]
+    scores = [beside_reference(result, 20_000)["GD"] for result in pairs]
     alike = [{key: score[key] for key in ALIKE} for score in scores]
     for i, (key, (_, color)) in enumerate(ALIKE.items()):
         height, error = spread(numbers(alike, key))
         axes[1].bar(i, height, yerr=error, color=color, capsize=3)
     axes[1].set_xticks(range(3), [label for label, _ in ALIKE.values()])
     axes[1].set_title("B  GRIL against GD†")
-    scales(axes[2], pairs, "scale", (0.5, 1, 1.5, 2), quick)
+    scales(axes[2], pairs, "scale", (0.5, 1, 1.5, 2))
     axes[2].set(title="C  inputs scaled", ylabel="cross-entropy")
-    table(f"{task}, f = 10, N = {N}, cross-entropy on the same 10,000 fresh tasks", (),
+    table(f"{task}, f = 10, N = {N}, cross-entropy on the same {fresh(pairs)}", (),
           {(): [{**result, **scores} for result, scores in zip(pairs, alike)]},
           {**PAIR, "GD, φ = identity": mean("gd_loss"), "zero": mean("zero_loss"),
            **{key: mean(key) for key in ALIKE}, "GD† loss, last tenth": last_tenth})
@@ -290,7 +291,8 @@ ABLATIONS = {           # task, model -> the paper's loss
 
 def ablations(quick):
     results = {(task, model): five(quick, task=task, model=model) for task, model in ABLATIONS}
-    table("Ablations (App. C), losses on the same 10,000 fresh tasks", ("task", "model"), results,
+    counted = fresh(results["nd_regression", "gril"])
+    table(f"Ablations (App. C), losses on the same {counted}", ("task", "model"), results,
           {"loss": mean("loss"), "÷ zero predictor": mean("loss", "zero_loss"),
            "÷ GD": mean("loss", "gd_loss"), "paper": ABLATIONS})
     kinds = {"scalar_regression": "scalar", "nd_regression": "multivariate"}
@@ -309,9 +311,9 @@ def ablations(quick):
 def second_order(quick):
     paper = {"trained GRIL": "0.206 ± 0.001", "gradient descent, one step": "0.207 ± 0.001",
              "GRIL, constructed": "0.206 ± 0.002", "Newton, exact": "0.114 ± 0.001"}
-    task, scores = NdRegression(), []
+    scores = []
     for result in five(quick, task="nd_regression", f=10):
-        _, model, _ = train.load(result["folder"])
+        task, model, _ = train.load(result["folder"])
         predictors = {"trained GRIL": as_predictor(task, model),
                       "gradient descent, one step": as_learner(task.learner()),
                       "GRIL, constructed": as_predictor(task, task.constructed()),
@@ -319,7 +321,7 @@ def second_order(quick):
                       "Newton, step length 0.48": as_learner(partial(newton, step=0.48)),
                       "Newton, Hessian + 0.026 I": as_learner(ridge(0.026)),
                       "zero predictor": as_learner(zero)}
-        scores.append(scored(task, predictors, 20_000 + result["seed"], quick))
+        scores.append(evaluate(task, predictors, task.tasks, 20_000 + result["seed"]))
     methods = {name: [score[name] for score in scores] for name in predictors}
     table("Second-order methods (App. C.3)", ("method",), methods,
           {"loss": mean("loss"), "cosine with trained GRIL": mean("cosine"), "paper": paper})
@@ -420,14 +422,28 @@ def main(argv=None):
     parser.add_argument("--quick", action="store_true",
                         help="one seed, a few steps: does it run, not what it shows")
     args = parser.parse_args(argv)
-    left_out = []
-    for name in FIGURES if args.figure == "all" else [args.figure]:
-        try:
-            {**FIGURES, "page": page.write}[name](args.quick)
-        except ValueError as error:                             # no data, and what to do about it
-            left_out.append(f"{name} is left out: {error}")
-    if left_out:
-        sys.exit("figures.py: " + "\n".join(left_out))
+    failed = []
+    with spoken("figures.py"):
+        for name in FIGURES if args.figure == "all" else [args.figure]:
+            if args.quick:
+                print(f"\n{name} --quick: hardly trained, one seed. Its numbers show that it runs, "
+                      "and nothing else; do not set them beside the paper's.")
+            try:
+                {**FIGURES, "page": page.write}[name](args.quick)
+            except Missing as error:
+                failed.append(f"{name} is left out: {error}")
+            except BrokenPipeError:                             # … | head: nobody reads the others
+                raise
+            except FileNotFoundError as error:
+                failed.append(f"{name}: {error}. A run with a file gone: delete its folder, and it "
+                              "is trained anew")
+            except OSError as error:
+                failed.append(f"{name}: {error}")
+            except ValueError:                                  # a mistake in the figure itself
+                traceback.print_exc()
+                failed.append(f"{name} failed, as shown above")
+    if failed:
+        sys.exit("figures.py: " + "\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ DENSE = (1, 2, 5, 10, 20, 50)       # validations at a dense start
 
 def arguments(argv=None):
     """The words of a command. Its task is found first, then what that task takes is offered."""
+    script = sys.argv[0] if argv is None else "train.py"
     argv = sys.argv[1:] if argv is None else list(argv)
     early = argparse.ArgumentParser(add_help=False)
     early.add_argument("--task")
@@ -106,7 +107,7 @@ def arguments(argv=None):
     args, args.unknown = parser.parse_known_args(argv)
     typed = {name: getattr(args, name) for options in groups.values() for name in options}
     args.overrides = {name: value for name, value in typed.items() if value is not None}
-    args.command = argv
+    args.script, args.command = script, argv
     return args
 
 
@@ -448,7 +449,7 @@ def say_how_to_go_on(run):
     words = [word for word in run.args.command if word not in ("--force", "--resume")]
     words += ([] if run.args.out else ["--out", str(run.folder)]) + ["--resume"]
     print(f"stopped after step {run.step:,}; go on with", file=sys.stderr)
-    print(f"  {start} train.py {shlex.join(words)}", file=sys.stderr)
+    print(f"  {start} {shlex.join([run.args.script, *words])}", file=sys.stderr)
 
 
 def stop_at_nonfinite(run, loss, norm, position):

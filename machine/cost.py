@@ -139,7 +139,8 @@ def show(r, args, task, recipe, world):
                     "each layer's recurrence and the rest is taken as it is")
     say("kernels", f"{r['kernels']:,} a step on each GPU{compiled}")
     say("hours", f"by launches at {1e6 * LAUNCH:.0f} µs (if compiled); by memory traffic (float32, "
-        f"nothing fused, full bandwidth); by matrix products at {UTILISATION:.0%} of bf16's peak. "
+        f"nothing fused, full bandwidth); by matrix products at "
+        f"{UTILISATION:.0%} of the bf16 peak. "
         "The largest counts; views, allocations and the optimiser are left out, and each operation "
         "is taken for one kernel")
     say("", f"{'':10s}" + "".join(f"{title:>11s}" for title in COLUMNS.values()))

@@ -13,8 +13,8 @@ import train
 from baselines import state_size
 from lra import LRA
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, band, bars, curves, finish, first,
-                            flattened, last, mean, minutes, numbers, print_table, seconds, spread,
-                            table)
+                            flattened, fresh, last, mean, minutes, numbers, print_table, seconds,
+                            spread, table)
 from pictures.trained import runs, seeds
 
 # --------------------------------------------------------------------------------- in-context tasks
@@ -26,7 +26,7 @@ BATCH = 64
 
 def settings(options, name, rate, quick, seed=0, times=1):
     """One run with the figure's budget and one rate, of which GRIL's gate gets a tenth."""
-    steps = 4 if quick else times * STEPS[name]
+    steps = times * (4 if quick else STEPS[name])
     recurrent = rate / 10 if options["model"] == "gril" else rate
     return dict(options, steps=steps, batch=BATCH, seed=seed, lr=rate, recurrent_lr=recurrent)
 
@@ -40,13 +40,17 @@ def sweep(models, rates, options, loss, quick):
     return {label: rates[each.index(min(each))] for label, each in found.items()}, found
 
 
+def tried(quick):
+    return RATES[1:2] if quick else RATES
+
+
 def compare(name, models, quick):
     """label -> results of 5 seeds, each model at the rate that did best with seed 0 on validation.
 
     The sweep is as long as the runs: after a third of the steps all rates of some models are still
     at the zero predictor, and noise would choose.
     """
-    rates, _ = sweep(models, RATES[1:2] if quick else RATES,
+    rates, _ = sweep(models, tried(quick),
                      lambda options, rate: settings(options, name, rate, quick),
                      lambda r: last([r], "loss"), quick)
     return repeated(name, models, rates, quick, seeds(quick))
@@ -69,6 +73,16 @@ def carried(results):
     return f"{size:,}"
 
 
+def seen(results):
+    return f"{results[0]['steps'] * results[0]['batch']:,} tasks"
+
+
+def budget(results):
+    r, count = results[0], len(results)
+    return (f"{seen(results)} seen ({r['steps']:,} steps of {r['batch']}), "
+            f"{count} seed{'s' if count > 1 else ''}")
+
+
 COMPARISON = {
     "rate": first("lr", "g"), "loss": mean("loss"), "÷ zero predictor": mean("loss", "zero_loss"),
     "÷ GD": mean("loss", "gd_loss"), "parameters": first("parameters", ","), "state": carried,
@@ -77,25 +91,25 @@ COMPARISON = {
 
 def comparison(name, title, models, paper, longer, quick):
     """Tables and picture: every model with as many tasks, its curve and where it ends."""
-    results, seen = compare(name, models, quick), STEPS[name] * BATCH
-    table(f"{title}: f = N = 10, {seen:,} tasks seen by every model ({STEPS[name]:,} steps of "
-          f"{BATCH}), the rate the\nbest of {', '.join(f'{rate:g}' for rate in RATES)} with seed 0 "
-          "(validation loss), then 5 seeds; loss on 10,000 fresh tasks, the same\nfor all; state "
-          "in real numbers, seconds of one run on one shared core, last tenth: change of the "
-          "validation\nloss over it (the rate goes to 0, so flat is not yet finished: see the "
-          "table below)",
+    results = compare(name, models, quick)
+    ours = next(iter(results.values()))
+    table(f"{title}: f = N = 10; every model: {budget(ours)}, the rate the\nbest of "
+          f"{', '.join(f'{rate:g}' for rate in tried(quick))} with seed 0 (validation loss); loss "
+          f"on {fresh(ours)}, the same for all; state in real\nnumbers, seconds of one run on one "
+          "shared core, last tenth: change of the validation loss over it (the rate goes\nto 0, so "
+          "flat is not yet finished: see the table below)",
           ("model",), results, {**COMPARISON, "paper": paper})
     more = repeated(name, {label: models[label] for label in longer},
                     {label: results[label][0]["lr"] for label in longer}, quick, range(1), times=4)
     to_zero = first("loss", ".4f", "zero_loss")
-    table(f"4 times the tasks ({4 * seen:,}), one seed, the same rate: what the budget hides",
+    table(f"4 times as many, {budget(more[longer[0]])}, the same rate: what the budget hides",
           ("model",), more,
           {"loss": first("loss", ".4f"), "÷ zero predictor": to_zero,
            "with the budget above": {label: to_zero(results[label]) for label in longer},
            "÷ GD": first("loss", ".4f", "gd_loss"), "seconds": seconds})
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.4), width_ratios=(1.1, 1))
-    colors, ours = dict(zip(results, plt.get_cmap("tab20").colors)), next(iter(results.values()))
+    colors = dict(zip(results, plt.get_cmap("tab20").colors))
     for label, rs in results.items():
         band(left, rs, "loss", colors[label], label, per_step=rs[0]["batch"])
     zero, gd = (spread(numbers(ours, key))[0] for key in ("zero_loss", "gd_loss"))
@@ -111,7 +125,7 @@ def comparison(name, title, models, paper, longer, quick):
     right.axvline(zero, color="black", ls=":", lw=1, label="zero predictor")
     right.axvline(gd, color="black", ls="--", lw=1, label="gradient descent, one step")
     right.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
-    right.set(title=f"B  after {seen:,} tasks, {len(ours)} seeds", xlim=(0, 1.12 * edge),
+    right.set(title=f"B  after {seen(ours)}, {len(ours)} seeds", xlim=(0, 1.12 * edge),
               xlabel="loss on fresh tasks (½ squared error per coordinate)")
     finish(figure, name, quick)
 
@@ -182,7 +196,7 @@ def model_comparison(quick):
     base = compare("nd_comparison", on("nd_regression", families), quick)
     rates = {label: base[label.split(",")[0]][0]["lr"] for label in GRID}
     paper = {label: sizes["paper"] for label, sizes in GRID.items()}
-    results, steps = {}, 4 if quick else STEPS["model_comparison"]
+    results = {}
     for label, sizes in GRID.items():
         if quick and (sizes.get("width", 0) >= 64 or sizes.get("layers", 0) >= 4):
             continue
@@ -190,9 +204,9 @@ def model_comparison(quick):
         once = sizes["model"] == "mamba" and sizes["layers"] > 1        # large
         results |= repeated("model_comparison", on("nd_regression", {label: options}), rates, quick,
                             range(1) if once else seeds(quick))
-    seen = f"{steps * BATCH:,} tasks seen"
-    table(f"Sizes, multivariate regression: {seen} ({steps:,} steps of {BATCH}), the rate of the "
-          "family in nd_comparison, 5 seeds (± 0.0000: one seed)", ("model",), results,
+    s5 = results["S5, 1 layer"]
+    table(f"Sizes, multivariate regression: {budget(s5)} (1 where there is no ±), the rate of the "
+          "family in nd_comparison", ("model",), results,
           {**COMPARISON, "paper": {label: f"{loss:.4f}" for label, loss in paper.items()}})
     figure, ax = plt.subplots(figsize=(9, 4.8))
     hues = {"Mamba": GREEN, "Griffin": RED, "S5": BLUE}
@@ -204,7 +218,7 @@ def model_comparison(quick):
     ax.axvline(gd, color=ORANGE, ls="--", label="gradient descent, one step")
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.1), ncol=3)
     ax.set(xlabel="loss ÷ zero predictor's", xlim=(0, 1.9),
-           title=f"Sizes without a projection, multivariate regression, {seen}")
+           title=f"Sizes without a projection, multivariate regression, {seen(s5)} seen")
     finish(figure, "model_comparison", quick)
 
 
@@ -279,7 +293,7 @@ SHORT = {"listops": dict(steps=1000),           # so that eight runs can be paid
 
 def gates(quick):
     """What the paper leaves open: real or complex gates, one block or many."""
-    results, accuracies = {}, {label: [{}] for label in GATES}
+    results, budgets, accuracies = {}, [], {label: [{}] for label in GATES}
     names = list(SHORT)[:1] if quick else list(SHORT)
     for name in names:
         own = LRA[name].numbers("tiny")["gate"]
@@ -288,8 +302,10 @@ def gates(quick):
         for label, r in zip(GATES, found):
             results[name, r["gate"], r["J"], r["P"] // r["J"]] = [r]
             accuracies[label][0][name] = r["validation_accuracy"]
-    table("Gates and blocks at tiny size, seed 0; ListOps 1,000 steps of 32 rows, Image 400 steps "
-          "of 16,\nrate 0.004, angles up to 2π", ("task", "gate", "J", "P / J"), results,
+        budgets.append(f"{name} {r['steps']:,} steps of {r['batch']} rows, rate {r['lr']:g}, "
+                       f"angles up to {r['max_phase']:.4g}")
+    table("\n".join(["Gates and blocks at tiny size, seed 0", *budgets]),
+          ("task", "gate", "J", "P / J"), results,
           {"parameters": first("parameters", ","),
            "best validation accuracy": first("validation_accuracy", ".1f"),
            "last validation loss": lambda results: f"{last(results, 'loss'):.3f}",
@@ -323,6 +339,7 @@ def wikitext2(quick):
 def language(ax, recipe, text, quick):
     score, unit, title = text["score"], text["unit"], f"WikiText-2, {text['kind']}"
     rates = text["rates"][1:2] if quick else text["rates"]
+    swept, steps = (4, 4) if quick else (text["sweep"], text["steps"])
 
     def options(model, steps, rate, tokens, validations=5, **more):
         more |= dict(validate_tokens=1000) if quick else {}
@@ -330,14 +347,14 @@ def language(ax, recipe, text, quick):
                     report_tokens=1000 if quick else tokens, **more, seed=0,
                     evaluate_every=steps // validations, lr=rate, recurrent_lr=rate / 4)
     best, found = sweep(LANGUAGE, rates,
-                        lambda model, rate: options(model, text["sweep"], rate, 1000, 1),
+                        lambda model, rate: options(model, swept, rate, 1000, 1),
                         lambda r: r[f"validation_{score}"], quick)
-    print_table(f"{title}: the sweep, {text['sweep']} steps each, validation {unit}",
+    print_table(f"{title}: the sweep, {swept} steps each, validation {unit}",
                 ("model", *rates),
                 [(label, *(f"{x:.4g}" for x in scores)) for label, scores in found.items()])
-    jobs = {label: options(model, text["steps"], best[label], text["scored"])
+    jobs = {label: options(model, steps, best[label], text["scored"])
             for label, model in LANGUAGE.items()}
-    jobs["GRIL, --stateful"] = options("gril", text["steps"], best["GRIL"], text["scored"],
+    jobs["GRIL, --stateful"] = options("gril", steps, best["GRIL"], text["scored"],
                                        stateful=True)
     results = {label: [r] for label, r in zip(jobs, runs(jobs.values(), quick))}
 
@@ -349,8 +366,8 @@ def language(ax, recipe, text, quick):
         r = results[0]
         return f"{r['steps'] * r['batch'] * r['length'] / r['seconds']:,.0f}"
     (r,) = results["GRIL"]
-    table(f"{title}: {text['steps']} steps of {r['batch']} blocks of {r['length']}, seed 0, the "
-          f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {text['sweep']} steps; "
+    table(f"{title}: {steps} steps of {r['batch']} blocks of {r['length']}, seed 0, the "
+          f"rate the best of\n{', '.join(map(str, rates))} in a sweep of {swept} steps; "
           f"{unit} of {r['tokens']:,} tokens of the {r['split']} file, in blocks as in\nthe paper, "
           "and with the state carried from block to block; tokens a second in training on one "
           "core, validations included", ("model",), results,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gril
 import tasks
+from machine.errors import Missing
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PAGE = TEMPLATE.parent.parent / "docs/index.html"
@@ -31,8 +32,8 @@ def python(found):
         try:
             source = inspect.getsource(attrgetter(function)(MODULES[module]))
         except AttributeError:
-            raise ValueError(f"{TEMPLATE.name} shows {name}, and {module}.py has no {function}: "
-                             f"write its new name into {TEMPLATE}") from None
+            raise Missing(f"{TEMPLATE.name} shows {name}, and {module}.py has no {function}: "
+                          f"write its new name into {TEMPLATE}") from None
         source = html.escape(textwrap.dedent(source).rstrip())
         sources.append(f"<h4>{module}.py: {function}</h4>\n<pre>{source}</pre>")
     return "<div>\n" + "\n".join(sources) + "\n</div>"

@@ -30,8 +30,9 @@ def spread(values):
 
 
 def pm(values, digits=4):
+    """Mean ± standard deviation; of one value itself, which has no spread."""
     mean, std = spread(values)
-    return f"{mean:.{digits}f} ± {std:.{digits}f}"
+    return f"{mean:.{digits}f} ± {std:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
 
 
 def numbers(results, key, over=None):
@@ -76,6 +77,11 @@ def largest(key, digits=3):
 def first(key, form, over=None):
     """A column: a number of the group's first result, or its ratio to another."""
     return lambda results: format(numbers(results, key, over)[0], form)
+
+
+def fresh(results):
+    """On how many tasks the results were scored, for a title."""
+    return f"{results[0]['tasks']:,} fresh tasks"
 
 
 def seconds(results):

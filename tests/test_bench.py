@@ -60,6 +60,16 @@ def test_the_command_line(monkeypatch, tmp_path, capsys):
         assert "no CUDA device" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", (["--json", "away/out.json"], ["--json", "."], ["--plot"]))
+def test_what_cannot_be_written_is_said_before_it_is_measured(monkeypatch, tmp_path, words):
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plots, "IMAGES", tmp_path / "file/images")
+    monkeypatch.setitem(bench.BENCHES, "icl", lambda rounds: pytest.fail("measured first"))
+    with pytest.raises(SystemExit, match=r"^bench.py: .*(away/out.json|'\.'|file/images)"):
+        bench.main(["icl", *words])
+
+
 def test_the_dense_layers_and_the_recurrence_are_the_whole_mixer():
     torch.manual_seed(0)
     mixer, z = GrilMixer(8, 8, 2).double(), seeded(2, 9, 8)

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import os
 import random
 import re
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ import train
 from files import runs
 from gril import MultistepGRIL, construct_multistep, gril_loop, window
 from lra import LRA
+from machine.errors import Missing
 from pictures.plots import curves, flattened, minutes, pm, spread
 from tasks import TASKS, as_learner, as_predictor, closed_form, gradient_descent
 from test_gril import agree
@@ -66,7 +68,7 @@ class InProcess:
 def nothing_is_tuned(monkeypatch):
     """Step sizes stay where the search would start."""
     for module in (tasks, figures):
-        monkeypatch.setattr(module, "tune", lambda family, start, task: list(start))
+        monkeypatch.setattr(module, "tune", lambda family, start, task, **how: list(start))
     monkeypatch.setattr(trained, "ProcessPoolExecutor", InProcess)
     monkeypatch.setattr(trained, "tqdm", lambda jobs, **options: jobs)
 
@@ -267,7 +269,7 @@ def test_every_figure_is_drawn_and_prints_a_table(shown, name):
 def test_the_spread_is_the_standard_deviation_of_a_sample():
     assert spread([1, 2, 6]) == (3, pytest.approx(math.sqrt(7)))
     assert spread([2.5]) == (2.5, 0)
-    assert pm([1, 2, 6]) == "3.0000 ± 2.6458" and pm([0.5], 2) == "0.50 ± 0.00"
+    assert pm([1, 2, 6]) == "3.0000 ± 2.6458" and pm([0.5], 2) == "0.50"    # one has no spread
     assert minutes([dict(seconds=90)]) == "1.5"
 
 
@@ -364,6 +366,18 @@ def test_a_run_that_was_stopped_is_made_anew(canned):
     assert trained.runs([BASE], False) == [done] and len(canned.made) == 2
 
 
+def test_a_run_of_another_recipe_is_refused_and_newer_code_is_said(canned, monkeypatch, capsys):
+    (done,) = trained.runs([BASE], False)
+    assert trained.runs([BASE], False) == [done] and not capsys.readouterr().err
+    os.utime(done["folder"] / "result.json", (0, 0))
+    assert trained.runs([BASE], False) == [done] and len(canned.made) == 1
+    assert re.match(r"\w+.py is newer .*nd_regression-models5-lr0.001", capsys.readouterr().err)
+    monkeypatch.setitem(tasks.DEFAULT, "warmup", 50)
+    with pytest.raises(Missing, match="delete .*\n.*nd_regression-model.*: warmup was 100, is 50"):
+        trained.runs([BASE, dict(BASE, seed=1)], False)
+    assert len(canned.made) == 1 and (done["folder"] / "result.json").exists()
+
+
 @pytest.mark.parametrize("options", (
     dict(task="wikitext2", recipe="bytes", model="gril", stateful=True, report_tokens=1000,
          lr=1e-3, seed=0),
@@ -407,19 +421,43 @@ def test_a_picture_that_shows_nothing_yet_is_not_put_among_the_others(canned):
 def test_every_figure_in_its_quick_form(canned, monkeypatch, capsys, name):
     monkeypatch.setattr(plt.Figure, "savefig", lambda figure, path, **how: path.write_bytes(b""))
     figures.main([name, "--quick"])
-    assert read_tables(capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert read_tables(said) and said.startswith(f"\n{name} --quick: hardly trained")
+    for untrue in ("10,000 fresh", "± 0.00", "5 seeds", "3,000 steps", "1,000 steps", "500 steps"):
+        assert untrue not in re.sub(r"0\.\d+ ± 0\.00\d\b", "the paper's", said)
     assert all(r["steps"] <= 20 and r["seed"] == 0 for r in canned.made)
     assert plots.place(f"{name}.png", True).exists() and not plots.IMAGES.exists()
 
 
-def test_figures_without_their_data_say_so_and_the_others_are_drawn(tmp_path, monkeypatch):
+def read_only(quick):
+    plots.Path("runs").write_text("")                           # where no folder can be made
+    trained.runs([BASE], quick)
+
+
+def file_gone(quick):
+    (result,) = trained.runs([BASE], quick)
+    (result["folder"] / "metrics.csv").unlink()
+    plots.metrics(result)
+
+
+def own_mistake(quick):
+    plt.figure().gca().plot([1, 2], [1, 2, 3])
+
+
+@pytest.mark.parametrize("figure, said", (
+    (comparisons.gates, "is left out: .*nowhere.*prepare listops"), (read_only, ": .*'runs"),
+    (file_gone, ": .*metrics.csv.*delete its folder"), (own_mistake, "failed, as shown above")))
+def test_one_figure_that_fails_says_why_and_the_others_are_drawn(tmp_path, monkeypatch, capsys,
+                                                                 figure, said):
     drawn = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRIL_DATA", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(figures, "FIGURES", dict(gates=comparisons.gates, other=drawn.append))
-    with pytest.raises(SystemExit, match="(?s)gates is left out: .*nowhere.*prepare listops"):
+    monkeypatch.setattr(figures, "FIGURES", dict(first=figure, other=drawn.append))
+    with pytest.raises(SystemExit, match=f"(?s)^figures.py: first ?{said}"):
         figures.main(["all", "--quick"])
     assert drawn == [True]
+    shown = "in own_mistake" in capsys.readouterr().err         # where in the student's own code
+    assert shown == (figure is own_mistake)
 
 
 # -------------------------------------------------------------------------- the paper's own figures

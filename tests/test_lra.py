@@ -1314,7 +1314,8 @@ def test_what_show_counts(tmp_path, capsys, monkeypatch):
         "test     1 rows; tokens 3 to 3, median 3", "         labels 0 0 0 0 0 0 0 0 0 1"]
 
 
-@pytest.mark.parametrize("script", ("train.py", "lra.py", "lm.py"))
+@pytest.mark.parametrize("script", ("train.py", "lra.py", "lm.py", "figures.py",
+                                    "bench.py"))
 def test_control_c_while_torch_loads_leaves_no_traceback(tmp_path, script):
     (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run([sys.executable, Path(lra.__file__).with_name(script)],

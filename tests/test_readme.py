@@ -8,6 +8,7 @@ import shlex
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -218,8 +219,9 @@ def run(tmp_path, monkeypatch):
     return typed
 
 
-def test_the_recipe_for_a_task(run, capsys):
-    words = "--task noisy_regression --steps 20 --tasks 20000 --noise 0.4"
+@pytest.mark.parametrize("scales", ("", " --scale 2 --weight-scale 0.4"))
+def test_the_recipe_for_a_task(run, capsys, scales):
+    words = "--task noisy_regression --steps 20 --tasks 20000 --noise 0.4" + scales
     task, _, result = run(code(README, "Fork it"), words)
     assert "trained gril" in capsys.readouterr().out and Path("run/figure.png").exists()
     assert result["gd_loss"] == pytest.approx(result["optimal_loss"], rel=0.03)
@@ -227,7 +229,13 @@ def test_the_recipe_for_a_task(run, capsys):
     p = gradient_descent([1.0])(x[:, :-1], y[:, :-1], x[:, -1])     # the loss is a parabola in η
     best = (p * y[:, -1]).sum() / p.square().sum()
     assert task.eta == pytest.approx(best.item(), rel=0.02)
-    assert task.noise == 0.4 and task.eta < 0.93 * TASKS["nd_regression"]().eta
+    noiseless = TASKS["nd_regression"](scale=task.scale, weight_scale=task.weight_scale)
+    assert task.noise == 0.4 and task.eta < 0.93 * noiseless.eta
+    with torch.device("meta"):                                      # the generator's device counts
+        assert task.sample(2, torch.Generator()).s.device.type == "cpu"
+    stopped = dict(args=train.arguments(), rank=0, world=1, step=7, folder=Path("run"))
+    train.say_how_to_go_on(SimpleNamespace(**stopped))
+    assert "\n  python recipe.py --task noisy" in capsys.readouterr().err
 
 
 def test_the_recipe_for_a_baseline(run, capsys):
