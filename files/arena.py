@@ -326,14 +326,16 @@ def load(path, sources, read, **checks):
 def stamp(sources):
     """{source: [size, time]}; of a folder, the number of its files and a sum of all of theirs."""
     def seen(path):
-        return [path.stat().st_size, path.stat().st_mtime_ns]
+        status = os.stat(path)
+        return [status.st_size, status.st_mtime_ns]
 
     stamps = {}
     for source in sources:
         mark = seen(source)
-        if source.is_dir():
-            files = [(str(path.relative_to(source)), *seen(path))
-                     for path in sorted(source.rglob("*")) if path.is_file()]
+        if source.is_dir():                             # pathlib takes four times as long
+            paths = (f"{here}/{name}" for here, _, names in os.walk(source) for name in names)
+            files = sorted((path[len(str(source)):], *seen(path)) for path in paths
+                           if os.path.isfile(path))
             mark = [len(files), hashlib.sha256(repr(files).encode()).hexdigest()]
         stamps["/".join(source.parts[-3:])] = mark
     return stamps
