@@ -14,7 +14,6 @@ V is the vocabulary, L the length of a block; H, P, J, w as in gril.py.
 """
 import argparse
 import codecs
-import json
 import math
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from baselines import MLP, MODELS, CausalConv, offered, parameters
 from files.downloads import data_folder
-from files.runs import read
+from files.runs import read, read_json
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
 from gril import Block, Mixer
 from machine.devices import choose_device, my_share, on, summed
@@ -403,7 +402,7 @@ def load(folder):
     """(task, model, config) of a run that train.py made, finished or not."""
     folder, name = Path(folder), None
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = read_json(folder / "config.json")
         if (name := config["task"]) in LM:
             options = {**LOOP, **LM[name].options}
             numbers = {option: config[option] for option in options if option in config}

@@ -166,7 +166,7 @@ class Arena(Task):
     def __init__(self, data=None, **numbers):
         super().__init__(**numbers)
         self.folder = data_folder(data)
-        self.home = self.folder / "prepared" / self.name
+        self.prepared = self.folder / "prepared" / f"{self.name}.bin"
         if self.recipe["r_min"] > self.recipe["r_max"]:
             raise ValueError(f"--r-min {self.recipe['r_min']} is more than --r-max "
                              f"{self.recipe['r_max']}: |gate| starts between the two")
@@ -188,13 +188,13 @@ class Arena(Task):
     def data(self):
         """{split: tokens, offsets, labels}"""
         sources = self.sources(self.folder)
-        if not sources and not (self.home / "index.json").exists():
+        if not sources and not self.prepared.exists():
             looked = ", ".join(str(self.folder / place) for place in self.places)
             how = f"This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
             raise Missing(f"{self.name}: no data. Looked for {looked}. "
                           f"{how if self.name in LRA else ''}")
-        return load(self.home, sources, self.read, documents=self.documents, classes=self.classes,
-                    vocabulary=self.vocabulary)
+        return load(self.prepared, sources, self.read, documents=self.documents,
+                    classes=self.classes, vocabulary=self.vocabulary)
 
     def lengths(self, data, rows):
         """Tokens that the model reads of each row's longer document, end token and all."""
@@ -402,7 +402,11 @@ LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)
 
 def prepare(task, args):
     """Gets a task ready: generates, downloads or just reads, then writes the token arrays."""
-    start = time.perf_counter()
+    start, read = time.perf_counter(), task.read
+    if args.incomplete:
+        if task.name not in ("text", "image"):
+            raise ValueError(f"--incomplete is for text and image, not for {task.name}")
+        read = partial(read, incomplete=True)
     if task.name == "listops":
         generate(task, args)
     elif args.rows is not None or args.seed is not None or args.force:
@@ -410,15 +414,11 @@ def prepare(task, args):
                          f"{task.name} is read")
     else:
         fetch(task)
-    sources, read = task.sources(task.folder), task.read
-    if args.incomplete and task.name not in ("text", "image"):
-        raise ValueError(f"--incomplete is for text and image, not for {task.name}")
-    if args.incomplete:
-        read = partial(read, incomplete=True)
+    sources = task.sources(task.folder)
     for path in sources:
         print(f"read     {path}")
-    store(task.home, sources, read)
-    print(f"written  {task.home}")
+    store(task.prepared, sources, read)
+    print(f"written  {task.prepared}")
     for split, (tokens, _, labels) in task.data.items():
         print(f"{split:8s} {len(labels):8,} rows {len(tokens):14,} tokens")
     print(f"{time.perf_counter() - start:.1f} seconds")

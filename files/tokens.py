@@ -3,11 +3,9 @@
   1. tokenizers   BPE(encoder.json, vocab.bpe) gives GPT-2's own ids; Bytes needs no vocabulary
   2. token files  prepare makes them from WikiText or any text, read_tokens maps them into memory
 
-The tokens of a text are one file per tokenizer, which is replaced whole or not at all: a line of
-JSON with the tokenizer and the place, count and checksum of train, valid and test, then their ids,
-uint16.
+The tokens of a text are one file per tokenizer (files/arrays.py): uint16 ids of train, valid and
+test, and a header that names the tokenizer, how many there are, and from where.
 """
-import hashlib
 import json
 import math
 import os
@@ -22,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from files.arrays import read_arrays, write_arrays
 from files.downloads import download, unpacked
 from files.whole import write
 from files.workers import spread
@@ -208,15 +207,10 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
         if min(map(len, ids.values())) < 2:
             raise ValueError(f"{text} has {len(whole)} tokens, too few for train, valid and test: "
                              "give a longer text")
-    header, at = dict(tokenizer=kind, vocabulary=TOKENIZERS[kind], dtype="uint16", splits={}), 0
-    for split, array in ids.items():
-        header["splits"][split] = dict(at=at, tokens=len(array),
-                                       sha256=hashlib.sha256(array).hexdigest(),
-                                       source=str(files.get(split, text)))
-        at += len(array)
-    line = json.dumps(header).encode()
-    (data / folder).mkdir(parents=True, exist_ok=True)
-    write(data / folder / f"{kind}.bin", line.ljust(len(line) | 1), b"\n", *ids.values())
+    splits = {split: dict(tokens=len(array), source=str(files.get(split, text)))
+              for split, array in ids.items()}
+    header = dict(tokenizer=kind, vocabulary=TOKENIZERS[kind], dtype="uint16", splits=splits)
+    write_arrays(data / folder / f"{kind}.bin", ids, **header)
     return header
 
 
@@ -317,23 +311,17 @@ def cuts(raw, lines, size=1 << 22):
 
 def read_tokens(folder, kind, split, command):
     """The ids of a split, memory-mapped, checked against the header; None if there is none."""
-    path, ids, again = folder / f"{kind}.bin", None, f"make it with: {command}"
+    path, again = folder / f"{kind}.bin", f"make it with: {command}"
     try:
-        with open(path, "rb") as file:
-            header, start = json.loads(file.readline(1 << 20)), file.tell()
-        name, size, entry = header["tokenizer"], header["vocabulary"], header["splits"].get(split)
-        if entry:
-            ids = np.memmap(path, np.uint16, "r", start)[entry["at"]:][:entry["tokens"]]
-        whole = entry is None or ids.size and hashlib.sha256(ids).hexdigest() == entry["sha256"]
+        header, arrays = read_arrays(path, {split: np.uint16})
     except FileNotFoundError:
         raise Missing(f"there is no {path}: {again}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        whole = False
-    if not whole:
-        raise ValueError(f"{path} is damaged, or no file of tokens: {again}")
+    except ValueError as error:
+        raise ValueError(f"{error}: {again}") from None
+    name, size, ids = header.get("tokenizer"), header.get("vocabulary"), arrays.get(split)
     if (name, size) != (kind, TOKENIZERS[kind]):
         raise ValueError(f"{path} is of tokens of {name} ({size} of them), not of {kind}: {again}")
-    if entry and ids.max() >= size:
+    if ids is not None and ids.max() >= size:
         raise ValueError(f"{path}, {split}: token {ids.argmax():,} is {ids.max()}, beyond the "
                          f"{size} of {kind}; {again}")
     return ids

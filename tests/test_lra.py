@@ -162,13 +162,6 @@ def prepare(folder, name="listops", *words):
     lra.main(["prepare", name, "--data", str(folder), *words])
 
 
-@pytest.fixture
-def prepared(tmp_path):
-    write_listops(tmp_path)
-    prepare(tmp_path)
-    return tmp_path
-
-
 def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -223,9 +216,7 @@ def check_rows(lines):
 
 @pytest.mark.parametrize("split, rows", (("train", 2000), ("val", 200)))
 def test_an_independent_evaluator_agrees_with_every_label_of_lra(split, rows):
-    path = real("listops") / f"listops/basic_{split}.tsv"
-    with open(path, newline="") as file:
-        lines = file.read().split("\r\n")[1:-1]
+    lines = (real("listops") / PATHS[split]).read_text().splitlines()[1:]
     assert len(list(check_rows(lines))) >= rows
 
 
@@ -304,9 +295,8 @@ def generated(rows, seed):
 
 
 def test_generated_rows_are_distributed_like_lras_files():
-    with open(real("listops") / "listops/basic_train.tsv", newline="") as file:
-        theirs = parsed(file.read().split("\r\n")[1:-1])
-    assert_same_distribution(generated(5000, seed=0), theirs)
+    lines = (real("listops") / PATHS["train"]).read_text().splitlines()[1:]
+    assert_same_distribution(generated(5000, seed=0), parsed(lines))
 
 
 def test_generated_rows_are_distributed_like_the_plain_recursion():
@@ -331,6 +321,7 @@ def test_listops_is_read(tmp_path):
         val=[7, 4, 1], train=[4, 1, 7], test=[1, 7, 4])
     assert [LRA["listops"].decode(x) for x in documents(data["val"])[:3]] == \
         ["[MAX 3 7 ]", "[MED 1 4 8 ]", "[SM 9 [MIN 5 2 ] ]"]
+    assert [path.name for path in tmp_path.iterdir()] == ["listops"], "opening writes nothing"
 
 
 @pytest.mark.parametrize("missing, tests", (("test", "val"), ("val", "test")))
@@ -376,16 +367,13 @@ def test_pairs_are_read(tmp_path):
         assert documents(data)[6:8] == [b"paper 3 of %s" % file.encode(), b'cites "xxx']
 
 
-@pytest.mark.parametrize("folder", (False, True))
-def test_of_a_long_review_the_first_4096_bytes_are_kept(tmp_path, folder):
-    long = b"".join(b"%04d " % i for i in range(1000))
-    members = {**reviews(), "aclImdb/test/pos/99_9.txt": long}
-    write_files(tmp_path, members if folder else {"aclImdb.tar.xz": lzma.compress(tar(members))})
-    assert max(documents(task("text", tmp_path).data["test"]), key=len) == long[:4096]
-
-
-def test_of_long_papers_the_first_4096_bytes_are_kept(tmp_path):
+def test_of_long_texts_the_first_4096_bytes_are_kept(tmp_path):
     first, second = (b"".join(b"%s%04d " % (a, i) for i in range(1000)) for a in (b"a", b"b"))
+    members = {**reviews(), "aclImdb/test/pos/99_9.txt": first}
+    for files in (members, {"imdb/aclImdb.tar.xz": lzma.compress(tar(members))}):
+        folder = tmp_path / str(len(files))
+        write_files(folder, files)
+        assert max(documents(task("text", folder).data["test"]), key=len) == first[:4096]
     write_retrieval(tmp_path)
     with open(tmp_path / "retrieval/new_aan_pairs.test.tsv", "ab") as file:
         file.write(b"1.0\tA\tB\t%s\t%s\n" % (first, second))
@@ -413,14 +401,10 @@ def test_curves_are_read(tmp_path):
     assert documents(data["val"]) == [picture(i).tobytes() for i in (8, 18, 28, 38)]
     assert documents(data["test"]) == [picture(i).tobytes() for i in (9, 19, 29, 39)]
     assert data["val"].labels.tolist() == [0, 1] * 2 and data["test"].labels.tolist() == [1, 0] * 2
-
-
-def test_lists_of_curves_are_read_in_the_order_of_their_numbers(tmp_path):
-    """Which rows test would else depend on how many lists there are."""
     assert not LRA["pathfinder"].files(tmp_path)
     write_files(tmp_path, {f"metadata/{d}.npy": b"" for d in range(12)})
     found = [path.name for path in LRA["pathfinder"].files(tmp_path)]
-    assert found == [*(f"{d}.npy" for d in range(12)), "imgs"]
+    assert found == [*(f"{d}.npy" for d in range(12)), "imgs"], "by number, however many there are"
 
 
 @pytest.mark.parametrize("channels", (3, 4))
@@ -458,22 +442,17 @@ def test_real_files_are_read(name):
 def test_a_preparation_reopens_by_memory_map(tmp_path, name, capsys):
     read = task(name, tmp_path).data
     prepare(tmp_path, name)
-    assert str(tmp_path / "prepared" / name) in capsys.readouterr().out
+    path = tmp_path / f"prepared/{name}.bin"
+    assert str(path) in capsys.readouterr().out
     again = task(name, tmp_path).data
     for split in read:
         assert isinstance(again[split].tokens, np.memmap)
         assert not isinstance(read[split].tokens, np.memmap)
         for field, x, y in zip(read[split]._fields, read[split], again[split]):
             assert x.dtype == y.dtype and np.array_equal(x, y), (split, field)
-    left = [path.name for path in (tmp_path / "prepared").iterdir()]
-    assert left == [name], "something else was left behind"
-    index = json.loads((tmp_path / "prepared" / name / "index.json").read_text())
-    assert index["rows"] == {split: len(x.labels) for split, x in read.items()}
-
-
-def test_opening_writes_nothing(tmp_path):
-    task("listops", tmp_path).data
-    assert [path.name for path in tmp_path.iterdir()] == ["listops"]
+    assert list(path.parent.iterdir()) == [path], "something else was left behind"
+    header = json.loads(path.read_bytes().split(b"\n")[0])
+    assert header["rows"] == {split: len(x.labels) for split, x in read.items()}
 
 
 @pytest.mark.parametrize("name, file, edit", (
@@ -506,44 +485,40 @@ def test_with_a_word_what_is_missing_is_left_out(tmp_path, name, missing, rows, 
         task(name, tmp_path).data
     prepare(tmp_path, name, "--incomplete")
     assert " should be there; going on without" in capsys.readouterr().err
-    for expected in (rows, rows + 20):
-        data = task(name, tmp_path).data
-        assert sum(len(data[split].labels) for split in ("train", "val")) == expected
-        if expected == rows:                    # what comes back is taken
-            (tmp_path / "away").rename(tmp_path / missing)
+    data = task(name, tmp_path).data
+    assert isinstance(data["val"].tokens, np.memmap)
+    (tmp_path / "away").rename(tmp_path / missing)              # what comes back is taken
+    for part, expected in ((data, rows), (task(name, tmp_path).data, rows + 20)):
+        assert len(part["train"].labels) + len(part["val"].labels) == expected
 
 
 def test_a_damaged_preparation_is_not_taken(tmp_path, capsys):
     task("listops", tmp_path)
-    home = tmp_path / "prepared/listops"
-    for name in ("train_tokens.npy", "test_offsets.npy", "val_labels.npy", "index.json"):
-        prepare(tmp_path)
-        data = bytearray((home / name).read_bytes())
-        data[-3] ^= 1 if name.endswith("npy") else 0x60
-        (home / name).write_bytes(data if name != "index.json" else data[:-9])
+    path = tmp_path / "prepared/listops.bin"
+    prepare(tmp_path)
+    good = path.read_bytes()
+    arrays = json.loads(good.split(b"\n")[0])["arrays"]
+    for name in ("", "train_tokens", "test_offsets", "val_labels"):     # none: the header
+        data = bytearray(good)
+        data[arrays[name][0] + good.index(b"\n") + 1 if name else 2] ^= 0x60
+        path.write_bytes(data)
         assert len(task("listops", tmp_path).data["train"].labels) == 20
-        assert str(home / name) in capsys.readouterr().err
+        assert f"{path} is damaged" in capsys.readouterr().err, name
     (tmp_path / "listops").rename(tmp_path / "away")
-    with pytest.raises(ValueError, match="index.json is damaged"):
+    with pytest.raises(ValueError, match="listops.bin is damaged"):
         LRA["listops"](tmp_path).data
+    path.write_bytes(good)                                              # which is enough
+    assert len(LRA["listops"](tmp_path).data["train"].labels) == 20
 
 
-def test_a_preparation_is_enough(prepared):
-    (prepared / "listops").rename(prepared / "away")
-    assert len(LRA["listops"](prepared).data["train"].labels) == 20
-
-
-def test_a_failed_preparation_leaves_the_old_one_and_nothing_else(prepared, monkeypatch):
-    before = contents(prepared)
-    calls, save = [], np.save
-
-    def five(path, array):
-        calls.append(path)
-        (full_disk if len(calls) == 5 else save)(path, array)
-    monkeypatch.setattr(np, "save", five)
-    with pytest.raises(SystemExit, match="No space left"):
-        prepare(prepared)
-    assert contents(prepared) == before
+def test_a_failed_preparation_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
+    write_listops(tmp_path)
+    prepare(tmp_path)
+    before = contents(tmp_path)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(SystemExit, match="No space left.* is whole: make room, then once more"):
+        prepare(tmp_path)
+    assert contents(tmp_path) == before
 
 
 def test_listops_is_generated_on_command(tmp_path, capsys):
@@ -827,25 +802,18 @@ def harmed(path, data, rng):
         return {path: mutated(data, rng)}
     if path.suffix == ".xz":
         return {path: lzma.compress(mutated(lzma.decompress(data), rng), preset=0)}
-    if data[:1] == b"{" and path.suffix == ".bin":              # of tokens
-        header, ids = data.split(b"\n", 1)
-        header, ids = json.loads(header), mutated(ids, rng)
-        for entry in header["splits"].values():
-            part = ids[2 * entry["at"]:][:2 * entry["tokens"]]
-            entry["sha256"] = hashlib.sha256(part).hexdigest()
-        line = json.dumps(header).encode()
-        return {path: line.ljust(len(line) | 1) + b"\n" + ids}
+    if data[:1] == b"{" and path.suffix == ".bin":              # of arrays
+        header, data = data.split(b"\n", 1)
+        header, data = json.loads(header), mutated(data, rng)
+        for place in header["arrays"].values():
+            place[2] = zlib.crc32(data[place[0]:][:place[1]])
+        return {path: json.dumps(header).encode() + b"\n" + data}
     if path.suffix == ".pt":
         data = mutated(data[:-32], rng)
         return {path: data + hashlib.sha256(data).digest()}
     data = mutated(data, rng)
     if path.suffix == ".png":
         return {path: chunks_resummed(data)}
-    index = path.with_name("index.json")
-    if path.suffix == ".npy" and index.exists():
-        text = json.loads(index.read_text())
-        text["files"][path.name] = [len(data), zlib.crc32(data)]
-        return {path: data, index: json.dumps(text).encode()}
     return {path: data}
 
 
@@ -986,14 +954,6 @@ def test_a_compiled_loss_meets_eight_lengths_at_most(tmp_path):
     assert lengths.tolist() == [19, 20] and tokens.shape == (2, 20) and made.padded(21) == 25
 
 
-def test_the_test_rows_wait_where_a_validation_takes_all(tmp_path):
-    made = task("text", tmp_path)
-    model = made.model().eval()
-    assert "test_accuracy" in made.validate(model)
-    made.recipe["evaluate_rows"] = 0
-    assert made.validate(model).keys() == {"loss", "accuracy"}
-
-
 def test_the_processes_of_a_run_share_an_evaluation(three_processes, tmp_path):
     """Each takes its batches, and the sum over all processes is the evaluation of the whole."""
     made = task("text", tmp_path)
@@ -1014,12 +974,6 @@ def test_two_documents_come_one_after_the_other(tmp_path):
     assert labels.tolist() == [0, 1]
 
 
-def test_batches_are_of_the_training_rows(tmp_path):
-    made = varied(tmp_path)
-    for _, (tokens, lengths, _) in zip(range(8), made.stream(0, 30)):
-        assert set(tokens.flatten().tolist()) - {0, lra.END} <= set(range(*ALPHABETS["train"]))
-
-
 def test_an_epoch_has_every_row_once_in_another_order(tmp_path):
     made = varied(tmp_path, rows=1000)
     stream = made.stream(3, 20)
@@ -1029,8 +983,10 @@ def test_an_epoch_has_every_row_once_in_another_order(tmp_path):
     assert not np.array_equal(first, stream.order)
     assert not np.array_equal(first, made.stream(4, 20).order)
     assert np.array_equal(first, made.stream(3, 20).order)
-    padding = [1 - int(lengths.sum()) / tokens.numel()
-               for _, (tokens, lengths, _) in zip(range(50), stream)]
+    batches = [next(stream) for _ in range(50)]
+    for tokens, _, _ in batches:
+        assert set(tokens.flatten().tolist()) - {0, lra.END} <= set(range(*ALPHABETS["train"]))
+    padding = [1 - int(lengths.sum()) / tokens.numel() for tokens, lengths, _ in batches]
     assert np.mean(padding) < 0.15, "rows of like length belong together"
     assert len({tokens.shape[1] for tokens, _, _ in (next(stream) for _ in range(5))}) > 1
 
@@ -1146,29 +1102,21 @@ def test_numbers_have_their_ranges(numbers, answer):
         LRA["text"](**numbers)
 
 
-TABLE_8 = {     # layers, hidden, SSM blocks, SSM state, parameters in millions; accuracy (Table 10)
-    "retrieval":  (4, 128, 16, 256, 1.00, 87.90),
-    "listops":    (6, 128, 8, 32, 0.26, 62.40),
-    "text":       (6, 256, 16, 128, 1.43, 86.86),
-    "image":      (7, 512, 2, 256, 6.46, 72.56),
-    "pathfinder": (6, 256, 16, 128, 1.39, 72.86),
-}
-TABLE_9 = {     # steps, warmup, peak rate, weight decay, dropout, batch; LRA's length
-    "retrieval":  (100_000, 10_000, 4e-3, 0.01, 0.1, 64, 4000),
-    "listops":    (300_000, 30_000, 2e-3, 0.05, 0.0, 32, 2048),
-    "text":       (78_200, 4_000, 5e-4, 0.12, 0.1, 32, 4096),
-    "image":      (281_400, 28_000, 4e-3, 0.05, 0.1, 32, 1024),
-    "pathfinder": (500_000, 1_000, 4e-4, 0.10, 0.1, 32, 1024),
+NUMBERS = "layers H J P steps warmup lr weight_decay dropout batch length".split()
+TABLES = {      # Tables 8 and 9, LRA's length; then millions of parameters, accuracy (Table 10)
+    "retrieval": (4, 128, 16, 256, 100_000, 10_000, 4e-3, 0.01, 0.1, 64, 4000, 1.00, 87.90),
+    "listops": (6, 128, 8, 32, 300_000, 30_000, 2e-3, 0.05, 0.0, 32, 2048, 0.26, 62.40),
+    "text": (6, 256, 16, 128, 78_200, 4_000, 5e-4, 0.12, 0.1, 32, 4096, 1.43, 86.86),
+    "image": (7, 512, 2, 256, 281_400, 28_000, 4e-3, 0.05, 0.1, 32, 1024, 6.46, 72.56),
+    "pathfinder": (6, 256, 16, 128, 500_000, 1_000, 4e-4, 0.10, 0.1, 32, 1024, 1.39, 72.86),
 }
 
 
 @pytest.mark.parametrize("name", LRA)
 def test_the_paper_recipe_is_that_of_the_papers_tables(name):
     T, r = LRA[name], LRA[name].numbers("paper")
-    training = "steps warmup lr weight_decay dropout batch length"
     results = T.paper_parameters / 1e6, T.paper_accuracy
-    assert (*(r[key] for key in "layers H J P".split()), *results) == TABLE_8[name]
-    assert tuple(r[key] for key in training.split()) == TABLE_9[name]
+    assert (*(r[key] for key in NUMBERS), *results) == TABLES[name]
     assert r["recurrent_lr"] == r["lr"] / 4
     assert r["evaluate_rows"] == 0, "the paper's size validates on all rows"
 
@@ -1275,10 +1223,11 @@ def test_validation_and_test_are_scored_on_their_own_rows(tmp_path):
         return -(ones * p[1] + (1 - ones) * p[0]).item()
     scores = made.validate(Says(*p))
     assert scores == pytest.approx(dict(loss=cost(0.3), accuracy=30, test_accuracy=80))
-    for rows in (0, 5):                                                     # of a validation alone
+    for rows in (5, 0):                                                     # of a validation alone
         made.recipe["evaluate_rows"] = rows
         assert made.report(Says(*p)) == pytest.approx(dict(
             test_loss=cost(0.8), test_accuracy=80, test_rows=40, most_frequent=80, parameters=2))
+    assert made.validate(Says(*p)).keys() == {"loss", "accuracy"}, "of all rows: test waits"
     batch = made.batch(made.data["train"], np.arange(7))                    # five ones, two zeros
     assert made.loss(Says(*p), batch).item() == pytest.approx(cost(5 / 7))
 
@@ -1344,6 +1293,7 @@ def test_the_command_line_reads_well(tmp_path, capsys):
     assert 'cites "x' in shown and "GRIL_DATA" in shown and "% of train are right" in shown
     for command, answer in (("show lisops", "did you mean listops"),
                             ("show text --row 99", "0 to 35"),
+                            ("prepare listops --incomplete", "is for text and image"),
                             ("prepare listops --rows 0 1 1 --force", "at least 1")):
         with pytest.raises(SystemExit, match=answer):
             lra.main([*command.split(), "--data", str(tmp_path)])
@@ -1414,15 +1364,13 @@ def overfit(made, steps, rows=64):
     return accuracy
 
 
-def test_64_real_reviews_are_learnt_by_heart():
-    assert overfit(LRA["text"](real("text"), length=32, H=32, P=32, dropout=0.0), steps=150) == 100
-
-
-def test_64_generated_rows_are_learnt_by_heart(tmp_path):
-    """The same where there are no real files: ListOps, the first 32 tokens of each."""
-    arena.generate_listops(tmp_path / "listops", (64, 1, 1))
-    made = LRA["listops"](tmp_path, length=32, H=32, P=32)
-    assert overfit(made, steps=300) == 100
+@pytest.mark.parametrize("name, steps", (("text", 150), ("listops", 300)))
+def test_64_rows_are_learnt_by_heart(tmp_path, name, steps):
+    """Real reviews, and generated rows where there are no files; the first 32 tokens of each."""
+    if name == "listops":
+        arena.generate_listops(tmp_path / "listops", (64, 1, 1))
+    folder = tmp_path if name == "listops" else real(name)
+    assert overfit(LRA[name](folder, length=32, H=32, P=32, dropout=0.0), steps) == 100
 
 
 @pytest.mark.slow
