@@ -582,6 +582,15 @@ def test_a_start_that_fails_leaves_no_folder(toy, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_split_that_is_missing_is_said_before_the_run(data, tmp_path, monkeypatch):
+    plain = lm.read_tokens
+    monkeypatch.setattr(lm, "read_tokens", lambda folder, kind, split, *of: (
+        None if split == "valid" else plain(folder, kind, split, *of)))
+    with pytest.raises(SystemExit, match="has no valid tokens"):
+        trained(tmp_path / "run", tiny("text_file", data))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_of_more_than_one_checkpoint_never_begins_again_unasked(whole, tmp_path):
     words, folder = whole()
     shutil.copytree(folder, tmp_path / "run")
@@ -1041,7 +1050,7 @@ def test_the_dry_run_counts_what_can_be_counted_by_hand(capsys):
     share = r["parameters"] / 2000 - 1
     for text in (f"parameters   {r['parameters']:,}, the paper's 2,000 ({share:+.1%})",
                  "24, 288 tokens", "activations 0.", "one A100", "one H100", "four H100",
-                 "at 30% of the bf16 peak"):
+                 "at 30% of the bf16 peak", "launches (compiled)    traffic   products    largest"):
         assert text in said
     shared = train.main([*words, "--world", "4", "--accumulate", "2"])
     assert shared["flops"] == r["flops"] and shared["tokens"] == r["tokens"]
@@ -1179,7 +1188,9 @@ def test_the_smallest_tasks_and_targets_all_equal(tmp_path, monkeypatch, capsys,
     monkeypatch.setattr("train.draw_run", lambda *run: "none")
     result = trained(tmp_path / "run", f"--task {task} {sizes} --steps 5 --tasks 50")
     assert all(math.isfinite(value) for value in result.values() if isinstance(value, float))
-    assert "zero predictor" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "zero predictor" in said
+    assert ("only the sum and the products of" in said) == (task == "multistep_regression")
     if "weight" in sizes and "regression" in task:
         assert result["gd_loss"] == result["zero_loss"] == 0 < result["loss"]
 
