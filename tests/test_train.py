@@ -183,6 +183,7 @@ def fill_disk():
 
 
 def child(words, log, environment, fault):
+    signal.signal(signal.SIGINT, signal.default_int_handler)    # which a batch job may ignore
     os.environ.update(environment)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
