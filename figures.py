@@ -291,7 +291,7 @@ ABLATIONS = {           # task, model -> the paper's loss
 
 
 def ablations(quick):
-    tokens = {"scalar_regression": dict(raw=True), "nd_regression": {}}     # who forms x y is the question
+    tokens = {"scalar_regression": dict(raw=True), "nd_regression": {}}
     results = {(task, model): five(quick, task=task, model=model, **tokens[task])
                for task, model in ABLATIONS}
     counted = fresh(results["nd_regression", "gril"])
