@@ -20,7 +20,7 @@ import json
 import multiprocessing
 import time
 from functools import partial
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 from statistics import median
 
@@ -37,7 +37,7 @@ from gril import GRIL, Block, GrilMixer, construct_multivariate
 from lm import LanguageModel, NextToken
 from lra import LRA
 from pictures.plots import finish, place
-from tasks import NdRegression
+from tasks import Batch, NdRegression
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRESETS = {             # sizes of the paper's tables, 16,384 tokens a batch; laptop is ours
@@ -270,7 +270,7 @@ def generation(rounds, positions=(100, 10_000, 100_000), count=20):
                        megabytes=megabytes, **ratio(seconds[n], seconds[positions[0]]))
 
 
-# ------------------------------------------------------------------------------ in-context training
+# --------------------------------------------------------------------------------- training's steps
 
 def plainest_loop(f, N, batch):
     """nd_regression as one would first write it: every C Q Cᵀ, their sum with decay, Adam."""
@@ -297,22 +297,25 @@ def plainest_loop(f, N, batch):
     return work
 
 
-def our_loop(f, N, batch):
+def training(task, model, batches):
     """What train.py does in a step."""
-    torch.manual_seed(0)
-    task = NdRegression(f=f, n=N)
-    model, stream = task.model(), task.stream(0, batch)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, fused=True)
 
     def work():
-        loss = task.loss(model, next(stream))
+        loss = task.loss(model, next(batches))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(parameters, 1.0)
         torch.stack([loss.detach(), norm]).tolist()
         optimizer.step()
     return work
+
+
+def our_loop(f, N, batch):
+    torch.manual_seed(0)
+    task = NdRegression(f=f, n=N)
+    return training(task, task.model(), task.stream(0, batch))
 
 
 @benchmark
@@ -326,8 +329,6 @@ def icl(rounds, count=100):
                    **ratio(seconds[plainest_loop], seconds[our_loop]))
 
 
-# --------------------------------------------------------------------------------------------- data
-
 @benchmark
 def loader(rounds, batches=10):
     """Tokens that the loader alone delivers ÷ those that training the tiny model takes."""
@@ -339,18 +340,13 @@ def loader(rounds, batches=10):
             yield f"{name}: left out. {error}"
             continue
         model, batch, counts = task.model().to(DEVICE), next(stream), []
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
         def deliver():
             counts.append(sum(next(stream)[0].numel() for _ in range(batches)))
-
-        def learn():
-            optimizer.zero_grad(set_to_none=True)
-            task.loss(model, batch).backward()
-            optimizer.step()
-        seconds = interleaved({deliver: deliver, learn: learn}, rounds)
-        delivered = [n / s for n, s in zip(counts[1:], seconds[deliver])]   # [0] was to warm up
-        learnt = [batch[0].numel() / s for s in seconds[learn]]
+        learn = training(task, model, repeat(batch))
+        seconds = interleaved(dict(deliver=deliver, learn=learn), rounds)
+        delivered = [n / s for n, s in zip(counts[1:], seconds["deliver"])]     # [0] was to warm up
+        learnt = [batch[0].numel() / s for s in seconds["learn"]]
         yield dict(task=name, delivered=median(delivered), **ratio(delivered, learnt))
 
 
@@ -412,13 +408,11 @@ def two_steps(device):
     torch.manual_seed(0)
     task, generator = NdRegression(f=5, n=5), torch.Generator().manual_seed(0)
     model = construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(2):
-        batch = task.sample(64, generator)
-        loss = task.loss(model, type(batch)(*(t.double().to(device) for t in batch)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    samples = (task.sample(64, generator) for _ in range(2))
+    batches = (Batch(*(x.double().to(device) for x in sample)) for sample in samples)
+    step = training(task, model, batches)
+    step()
+    step()
     return list(model.parameters())
 
 
