@@ -230,29 +230,32 @@ def growth(rounds, lengths=(1024, 4096, 16384, 65536, 131072)):
 
 # -------------------------------------------------------------------------------- a token at a time
 
+@torch.no_grad()
+def a_token(name, step, x, states, rounds):
+    """Rows of what a step takes after n tokens, n -> state, ÷ that after the fewest."""
+    seconds = interleaved({n: partial(step, x, state) for n, state in states.items()}, rounds, 20)
+    for n, state in states.items():
+        each = median(seconds[n]) / 20
+        megabytes = sum(z.nbytes for z in tree_leaves(state) if z is not None) / 2 ** 20
+        yield dict(model=name, position=n, microseconds=1e6 * each, per_second=1 / each,
+                   megabytes=megabytes, **ratio(seconds[n], seconds[min(seconds)]))
+
+
 @benchmark
 @torch.no_grad()
-def streaming(rounds, H=256, positions=(100, 1_000, 10_000, 100_000), count=20):
+def streaming(rounds, H=256, positions=(100, 1_000, 10_000, 100_000)):
     """Time of a token ÷ that at the first position."""
-    x = torch.randn(1, H, device=DEVICE)
     gril, softmax = (BLOCKS[name](H).to(DEVICE).eval() for name in ("GRIL", "softmax attention"))
-    heads, states, caches = softmax.mixer.heads, {}, {}
-    for n in positions:                         # as they are after n tokens
-        states[n] = gril.run(torch.randn(1, n, H, device=DEVICE))[1]
-        caches[n] = torch.randn(2, 1, heads, n, H // heads, device=DEVICE).unbind()
-    for name, block, after, turns in (("GRIL", gril, states, max(rounds, 15)),
-                                      ("key-value cache", softmax, caches, 3)):
-        # apart: a long cache leaves no other cache warm
-        work = {n: partial(block.step, x, after[n]) for n in positions}
-        seconds = interleaved(work, turns, count)
-        for n in positions:
-            yield dict(block=name, position=n, microseconds=1e6 * median(seconds[n]) / count,
-                       **ratio(seconds[n], seconds[positions[0]]))
+    x, heads = torch.randn(1, H, device=DEVICE), softmax.mixer.heads
+    states = {n: gril.run(torch.randn(1, n, H, device=DEVICE))[1] for n in positions}
+    caches = {n: torch.randn(2, 1, heads, n, H // heads, device=DEVICE).unbind() for n in positions}
+    yield from a_token("GRIL", gril.step, x, states, max(rounds, 15))
+    yield from a_token("key-value cache", softmax.step, x, caches, 3)   # leaves no other cache warm
 
 
 @benchmark
 @torch.no_grad()
-def generation(rounds, positions=(100, 10_000, 100_000), count=20):
+def generation(rounds, positions=(100, 10_000, 100_000)):
     """Time of a token of the bytes' language models ÷ that after the first position."""
     recipe, token = NextToken.numbers("bytes"), torch.zeros(1, dtype=torch.long, device=DEVICE)
     sizes = {key: recipe[key] for key in ("layers", "H", "inner", "P", "J")}
@@ -262,12 +265,7 @@ def generation(rounds, positions=(100, 10_000, 100_000), count=20):
         for n in states:
             for part in torch.randint(256, (1, n), device=DEVICE).split(1000, 1):
                 _, states[n] = model.hidden(part, states[n])
-        work = {n: partial(model.step, token, state) for n, state in states.items()}
-        seconds = interleaved(work, rounds, count)
-        for n, state in states.items():
-            megabytes = sum(x.nbytes for x in tree_leaves(state) if x is not None) / 2 ** 20
-            yield dict(model=name, position=n, per_second=count / median(seconds[n]),
-                       megabytes=megabytes, **ratio(seconds[n], seconds[positions[0]]))
+        yield from a_token(name, model.step, token, states, rounds)
 
 
 # --------------------------------------------------------------------------------- training's steps
@@ -423,7 +421,7 @@ PICTURES = {            # the panels of each, as panel takes them
                     ylabel="tokens per second") for mode in ("training", "inference")],
     "growth": [dict(x="length", y="milliseconds", linear=True, ylabel="ms, forward + backward"),
                dict(x="length", y="megabytes", linear=True, ylabel="peak MB")],
-    "streaming": [dict(x="position", y="microseconds", by="block", ylabel="µs a token")],
+    "streaming": [dict(x="position", y="microseconds", by="model", ylabel="µs a token")],
     "icl": [dict(x="f", y="ratio", title="In-context training, N = 10, batch 64",
                  ylabel="steps ÷ plainest loop's steps", scale="linear", ylim=(0, None))],
 }

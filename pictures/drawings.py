@@ -28,12 +28,12 @@ DARK = "#444444"
 PARTS = {               # name -> where it stands, what it says
     "1  window": (0, "tokens arrive one after the other; each step sees three of them, and moves "
                   "on by two"),
-    "2  cross-product": (-8.7, "   $C_t Q C_t^T$ with $Q = e_2 e_1^T$ takes out one product of the "
-                         "nine: $y_t$ with $x_t$ (here t = 2)"),
-    "3  state": (-16.6, "$Z_t = Z_{t-1} + C_t Q C_t^T$: the sum of the products so far, minus the "
-                 "gradient of the first t examples' loss"),
-    "4  read-out": (-24.5, "$o_t = β Z_t C_t q$ with $q = e_3$ and $β = η/N$: the gradient step's "
-                    "W, applied to the window's last token"),
+    "2  cross-product": (-8.7, r"   $C_t \, Q \, C_t^T$ with $Q = e_2 e_1^T$ takes out one product "
+                         "of the nine: $y_t$ with $x_t$ (here t = 2)"),
+    "3  state": (-16.6, r"$Z_t = Z_{t-1} + C_t \, Q \, C_t^T$: the sum of the products so far, "
+                 "minus the gradient of the first t examples' loss"),
+    "4  read-out": (-24.5, r"$o_t = β \, Z_t \, C_t \, q$ with $q = e_3$ and $β = η/N$: the "
+                    "gradient step's W, applied to the window's last token"),
 }
 BESIDE = [              # x, y, text, colour, size
     (20.5, -3.9, "the query: its\n$y_6$ is asked for", BLUE, 9),
@@ -58,7 +58,7 @@ def how(quick):
     o = layer(s[None])[0]                                       # (N, f), the prediction for x_{t+1}
     gd = torch.cat([partial_descent(task, x[None, :t], y[None, :t], x[None, t])
                     for t in range(1, 6)])
-    errors = Z - (y[:5, :, None] * x[:5, None]).cumsum(0), o - gd
+    errors = Z - torch.stack([y[:t].mT @ x[:t] for t in range(1, 6)]), o - gd
     print_table("One prompt, f = 4, N = 5: the state is the sum of y xᵀ, its read-out is gradient "
                 "descent", ("t", "largest |Z_t - Σ y xᵀ|", "|o_t - GD|", "o_t", "GD, step η t/N",
                             "y_{t+1}"),

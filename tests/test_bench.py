@@ -37,7 +37,7 @@ def test_generation_keeps_its_state_but_for_attention(monkeypatch):
     small = dict(bench.NextToken.recipes["bytes"], layers=1, H=16, inner=16, P=8, J=2)
     monkeypatch.setitem(bench.NextToken.recipes, "bytes", small)
     sizes = {}
-    for row in bench.generation(1, positions=(30, 90, 270), count=1):
+    for row in bench.generation(1, positions=(30, 90, 270)):
         sizes.setdefault(row["model"], []).append(row["megabytes"])
     attention = sizes.pop("transformer")
     assert len(attention) == 2 and attention[1] == pytest.approx(3 * attention[0])

@@ -661,9 +661,10 @@ def test_classification_stands_beside_gd_dagger_of_the_same_seed(shown, name, ta
         "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
         "GD, φ = identity": pm(column(ours, "gd_loss")), "zero": pm(column(ours, "zero_loss")),
         **{key: pm(column(alike, key)) for key in keys}, "GD† loss, last tenth": flattened(dagger)}]
-    for bars, key in zip(figure.ax["B  GRIL against GD†"].containers[1::2], keys, strict=True):
-        ((_, low), (_, high)), = bars.errorbar[2][0].get_segments()
-        same((bars[0].get_height(), (high - low) / 2), spread(column(alike, key)))
+    bars = figure.ax["B  GRIL against GD†"].containers[-1]
+    errors = [(high - low) / 2 for (_, low), (_, high) in bars.errorbar[2][0].get_segments()]
+    same([*(bar.get_height() for bar in bars), *errors],
+         sum(spreads(column(alike, key) for key in keys), []))
     panel = drawn(figure.axes[0])
     same(panel["GRIL"][0] + panel["GD†"][0], [*curves(ours, "loss")[1], *curves(dagger, "loss")[1]])
     same(panel["GD, φ = identity"][0], [number(task, "gd_loss")] * 2)
