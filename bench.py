@@ -350,11 +350,9 @@ def loader(rounds, batches=10):
 
 # ------------------------------------------------------------------------------------ the first GPU
 
-PRECISIONS = {          # dtype of the weights, autocast, error allowed
-    "float64": (torch.float64, False, 1e-9),
-    "float32": (torch.float32, False, 1e-3),
-    "bf16 autocast": (torch.float32, True, 5e-2),
-}
+PRECISIONS = (          # name, dtype of the weights, autocast, error allowed
+    ("float64", torch.float64, False, 1e-9), ("float32", torch.float32, False, 1e-3),
+    ("bf16 autocast", torch.float32, True, 5e-2))
 
 
 @benchmark
@@ -366,8 +364,8 @@ def cuda_check(rounds):
         return
     for gate in ("real", "complex"):
         exact = block_run("loop", gate, "cpu", torch.float64, False)
-        for form, (name, (dtype, autocast, tolerance)) in product(
-                ("loop", "scan", "chunk", "compiled"), PRECISIONS.items()):
+        for form, precision in product(("loop", "scan", "chunk", "compiled"), PRECISIONS):
+            name, dtype, autocast, tolerance = precision
             got = block_run(form, gate, "cuda", dtype, autocast)
             yield agreement(f"{form}, {gate} gate, {name}", got, exact, tolerance)
         eager, compiled = (Block(GrilMixer(256, 128, 16, gate=gate), 256) for _ in range(2))
@@ -416,39 +414,36 @@ def two_steps(device):
 
 # ----------------------------------------------------------------------------------------- pictures
 
-PICTURES = {            # the panels of each, as panel takes them
-    "blocks": [dict(x="length", y="tokens_per_second", by="block", mode=mode, title=mode,
-                    ylabel="tokens per second") for mode in ("training", "inference")],
-    "growth": [dict(x="length", y="milliseconds", linear=True, ylabel="ms, forward + backward"),
-               dict(x="length", y="megabytes", linear=True, ylabel="peak MB")],
-    "streaming": [dict(x="position", y="microseconds", by="model", ylabel="µs a token")],
-    "icl": [dict(x="f", y="ratio", title="In-context training, N = 10, batch 64",
-                 ylabel="steps ÷ plainest loop's steps", scale="linear", ylim=(0, None))],
+PICTURES = {            # of each panel: the columns x and y, that which names a line, how it looks
+    "blocks": [("length", "tokens_per_second", "block",
+                dict(title=mode, ylabel="tokens per second")) for mode in ("training", "inference")],
+    "growth": [("length", "milliseconds", None, dict(ylabel="ms, forward + backward")),
+               ("length", "megabytes", None, dict(ylabel="peak MB"))],
+    "streaming": [("position", "microseconds", "model", dict(ylabel="µs a token"))],
+    "icl": [("f", "ratio", None, dict(xscale="linear", yscale="linear", ylim=(0, None),
+                                      title="In-context training, N = 10, batch 64",
+                                      ylabel="steps ÷ plainest loop's steps"))],
 }
 
 
 def plot(what, rows):
+    """A line for each kind of rows; of blocks, in a panel, those of the mode that is its title."""
     count = len(PICTURES[what])
     figure, axes = plt.subplots(1, count, figsize=(3 + 3.5 * count, 3.6), squeeze=False)
-    for ax, how in zip(axes[0], PICTURES[what]):
-        panel(ax, rows, **how)
+    for ax, (x, y, by, look) in zip(axes[0], PICTURES[what]):
+        lines = {}
+        for row in rows:
+            if row.get("mode") in (None, look.get("title")):
+                lines.setdefault(row.get(by), []).append((row[x], row[y]))
+        for label, points in lines.items():
+            ax.plot(*zip(*points), "o-", ms=3, lw=2.5 if label == "GRIL" else 1.2, label=label)
+        if what == "growth":
+            (first, start), (last, _) = points[0], points[-1]
+            ax.plot([first, last], [start, start * last / first], ":", color="grey", label="linear")
+        ax.set(**{"xlabel": x, "xscale": "log", "yscale": "log", **look})
     if what != "icl":
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     finish(figure, f"bench_{what}")
-
-
-def panel(ax, rows, x, y, by=None, mode=None, linear=False, scale="log", **look):
-    """A line for each kind of rows, named by the column `by`; of this mode alone."""
-    lines = {}
-    for row in rows:
-        if row.get("mode") == mode:
-            lines.setdefault(row.get(by), []).append((row[x], row[y]))
-    for label, points in lines.items():
-        ax.plot(*zip(*points), "o-", ms=3, lw=2.5 if label == "GRIL" else 1.2, label=label)
-    if linear:
-        (first, start), (last, _) = points[0], points[-1]
-        ax.plot([first, last], [start, start * last / first], ":", color="grey", label="linear")
-    ax.set(xlabel=x, xscale=scale, yscale=scale, **look)
 
 
 def main(argv=None):

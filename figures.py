@@ -231,13 +231,6 @@ def two_layer_weights(quick):
     print_table("The two steps as one polynomial", ("", "η1 + η2", "η1 η2"),
                 [(label, *(f"{pair[name]:.2f}" for (pair,) in steps.values()))
                  for label, name in (("GRIL", "GRIL"), ("GD, tuned", "GD"))])
-    e1, e2, _ = torch.eye(3)
-    heads = [torch.outer(e2, e1), torch.outer(e1, e1)] * 2
-    print_table("Two layers: heads after dividing by their largest entry",
-                ("layer, head", "learned Q", "distance"),
-                [(f"{i // 2 + 1}, {i % 2 + 1}", " ".join(f"{x:6.3f}" for x in Q.flatten()),
-                  f"{(Q - aim).abs().max():.3f}")
-                 for i, (Q, aim) in enumerate(zip(learned["Q"], heads))])
     finish(figure, "two_layer_weights", quick)
 
 

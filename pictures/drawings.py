@@ -92,20 +92,16 @@ def how(quick):
     for v, left, top, _ in answers:
         for i, number in enumerate(v):
             ax.text(left + 1.2, top - 0.5 - i, f"{number:.2f}", va="center", fontsize=7)
-    for i in range(5):
-        bracket(ax, i, *((RED, 1.8) if i == 1 else (GREY, 1)))
+    for i, place in enumerate(np.arange(0, 19, 3.8)):           # brackets of the windows
+        low, color = -6.8 + 0.55 * (i % 2), RED if i == 1 else GREY
+        ax.plot(place + np.array([0, 0, 4.8, 4.8]), low + np.array([0.25, 0, 0, 0.25]),
+                color=color, lw=1.8 if i == 1 else 1)
+        ax.text(place + 2.4, low - 0.15, f"$C_{i + 1}$", ha="center", va="top", color=color)
     for i in range(1, 5):
         arrow(ax, (6.5 * i - 2.3, -20.5), (6.5 * i - 0.2, -20.5))
         ax.text(6.5 * i - 1.25, -20.8, f"$+ y_{i + 1} x_{i + 1}^T$", ha="center", va="top",
                 fontsize=8, color=RED if i == 1 else DARK)
     finish(figure, "how", quick, layout="none")
-
-
-def bracket(ax, i, color, width):
-    """Under the three tokens of window i, every other one lower."""
-    left, right, low = 3.8 * i, 3.8 * i + 4.8, -6.25 - 0.55 * ((i + 1) % 2)
-    ax.plot([left, left, right, right], [low + 0.25, low, low, low + 0.25], color=color, lw=width)
-    ax.text((left + right) / 2, low - 0.15, f"$C_{i + 1}$", ha="center", va="top", color=color)
 
 
 def arrow(ax, start, end):
@@ -268,7 +264,7 @@ def draw_prompt(figure, t, s, Z, W, truth, answers, losses):
     tokens = s.mT.clone()
     tokens[:, 2 * t:-1] = 0                                     # still to come
     strip.imshow(tokens.numpy(), vmin=-1.2, vmax=1.2, aspect="auto")
-    for start, width in [(2 * N - 0.5, 1)] + [(2 * t - 2.5, 2)] * (t > 0):
+    for start, width in ((2 * N - 0.5, 1), (2 * t - 2.5, 2))[:2 if t else 1]:
         strip.add_patch(plt.Rectangle((start, -0.5), width, f, fill=False, lw=2, clip_on=False))
     every = [1, *range(5, N, 5)]
     strip.set_xticks([2 * i - 1.5 for i in every] + [2 * N],
