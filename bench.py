@@ -415,8 +415,8 @@ def two_steps(device):
 # ----------------------------------------------------------------------------------------- pictures
 
 PICTURES = {            # of each panel: the columns x and y, that which names a line, how it looks
-    "blocks": [("length", "tokens_per_second", "block",
-                dict(title=mode, ylabel="tokens per second")) for mode in ("training", "inference")],
+    "blocks": [("length", "tokens_per_second", "block", dict(title=mode, ylabel="tokens a second"))
+               for mode in ("training", "inference")],
     "growth": [("length", "milliseconds", None, dict(ylabel="ms, forward + backward")),
                ("length", "megabytes", None, dict(ylabel="peak MB"))],
     "streaming": [("position", "microseconds", "model", dict(ylabel="µs a token"))],

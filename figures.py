@@ -40,7 +40,8 @@ import torch
 import train
 from gril import GRIL, construct_multivariate
 from pictures import page
-from pictures.comparisons import fig3c, gates, lra, model_comparison, nd_comparison, wikitext2
+from pictures.comparisons import (candidates, fig3c, gates, leaving_zero, lra, model_comparison,
+                                  nd_comparison, wikitext2)
 from pictures.drawings import forms, how, prompt
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
                             first, flattened, fresh, largest, losses, matrix, mean, narrow_legend,
@@ -284,7 +285,9 @@ ABLATIONS = {           # task -> model -> the paper's loss
 
 def ablations(quick):
     paper = {(task, model): loss for task in ABLATIONS for model, loss in ABLATIONS[task].items()}
-    results = {(task, model): five(quick, task=task, model=model) for task, model in paper}
+    tokens = {"scalar_regression": dict(raw=True), "nd_regression": {}}     # who forms x y is asked
+    results = {(task, model): five(quick, task=task, model=model, **tokens[task])
+               for task, model in paper}
     counted = fresh(results["nd_regression", "gril"])
     table(f"Ablations (App. C), losses on the same {counted}", ("task", "model"), results,
           {"loss": mean("loss"), "÷ zero predictor": mean("loss", "zero_loss"),
@@ -388,7 +391,7 @@ def implied(layer, s):
 
 FIGURES = {figure.__name__: figure for figure in (
     how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, state, fig3c,
-    nd_comparison, model_comparison, lra, gates, wikitext2)}
+    nd_comparison, leaving_zero, candidates, model_comparison, lra, gates, wikitext2)}
 FIGURES |= {name: partial(classification, name) for name in CLASSIFICATION}
 
 
