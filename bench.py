@@ -415,7 +415,7 @@ def two_steps(device):
 # ----------------------------------------------------------------------------------------- pictures
 
 PICTURES = {            # of each panel: the columns x and y, that which names a line, how it looks
-    "blocks": [("length", "tokens_per_second", "block", dict(title=mode, ylabel="tokens a second"))
+    "blocks": [("length", "tokens_per_second", "block", dict(title=mode))
                for mode in ("training", "inference")],
     "growth": [("length", "milliseconds", None, dict(ylabel="ms, forward + backward")),
                ("length", "megabytes", None, dict(ylabel="peak MB"))],
@@ -440,7 +440,8 @@ def plot(what, rows):
         if what == "growth":
             (first, start), (last, _) = points[0], points[-1]
             ax.plot([first, last], [start, start * last / first], ":", color="grey", label="linear")
-        ax.set(**{"xlabel": x, "xscale": "log", "yscale": "log", **look})
+        named = dict(xlabel=x, ylabel=y.replace("_", " "), xscale="log", yscale="log")
+        ax.set(**{**named, **look})
     if what != "icl":
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     finish(figure, f"bench_{what}")
