@@ -285,7 +285,7 @@ ABLATIONS = {           # task -> model -> the paper's loss
 
 def ablations(quick):
     paper = {(task, model): loss for task in ABLATIONS for model, loss in ABLATIONS[task].items()}
-    tokens = {"scalar_regression": dict(raw=True), "nd_regression": {}}     # who forms x y is asked
+    tokens = {"scalar_regression": dict(raw=True), "nd_regression": {}}
     results = {(task, model): five(quick, task=task, model=model, **tokens[task])
                for task, model in paper}
     counted = fresh(results["nd_regression", "gril"])
