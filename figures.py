@@ -18,10 +18,14 @@
   prompt             a moving picture of one prompt (GIF)                       (not in the paper)
   fig3c              the other sequence models, scalar regression               Fig. 3 C
   nd_comparison      the same, multivariate                                     Fig. 6 (App. B)
+  leaving_zero       from which width on they find nothing better than zero     (not in the paper)
+  candidates         the paper's strong ones, at its sizes, a tenth of its steps
   model_comparison   Griffin, Mamba and S5 at several sizes                     Table of App. B.3
-  lra                Long Range Arena at a laptop's size, four models           (Sec. 5.4)
+  reach              a trained layer at other scales and prompt lengths         (not in the paper)
+  parameters         what grows as f², what as f⁴                               (Sec. 4.5)
+  lra                Long Range Arena at a laptop's size, five models           (Sec. 5.4)
   gates              real or complex gates, one block or many                   (not in the paper)
-  wikitext2          a small language model, seven mixers                       (Sec. 5.4)
+  wikitext2          a small language model, eight mixers                       (Sec. 5.4)
 
 Here are the paper's own, and state; pictures/ has the others. Runs are kept under runs/figures and
 used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) train at a time.
@@ -43,6 +47,7 @@ from pictures import page
 from pictures.comparisons import (candidates, fig3c, gates, leaving_zero, lra, model_comparison,
                                   nd_comparison, wikitext2)
 from pictures.drawings import forms, how, prompt
+from pictures.limits import parameters, reach
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
                             first, flattened, fresh, largest, losses, matrix, mean, narrow_legend,
                             numbers, print_table, seconds, spread, table)
@@ -254,8 +259,11 @@ def classification(name, quick):
     losses(axes[0], {"GRIL": pairs, "GD†": numbers(pairs, "dagger")}, "GD, φ = identity", GREEN)
     axes[0].set(title=f"A  {kind} classification, N = {N}", ylabel="cross-entropy")
     narrow_legend(axes[0], "center right")
+    plain = five(quick, task=task, n=N, model="gril_identity", **long)
     scores = compared(pairs, beside_reference)["GD"]
-    alike = [{key: score[key] for key in ALIKE} for score in scores]
+    alike = [dict({key: score[key] for key in ALIKE}, plain_loss=identity["loss"],
+                  model_diff=parameter_distance(pair["folder"], pair["dagger"]["folder"]))
+             for score, identity, pair in zip(scores, plain, pairs)]
     heights, errors = zip(*(spread(numbers(alike, key)) for key in ALIKE))
     axes[1].bar(ALIKE.values(), heights, yerr=errors, color=(GREEN, RED, ORANGE), capsize=3)
     axes[1].set_title("B  GRIL against GD†")
@@ -263,14 +271,22 @@ def classification(name, quick):
     axes[2].set(title="C  inputs scaled", ylabel="cross-entropy")
     table(f"{task}, f = 10, N = {N}, cross-entropy on the same {fresh(pairs)}", (),
           {(): [{**result, **scores} for result, scores in zip(pairs, alike)]},
-          {**PAIR, "GD, φ = identity": mean("gd_loss"), "zero": mean("zero_loss"),
-           **{key: mean(key) for key in ALIKE}, "GD† loss, last tenth": last_tenth})
+          {**PAIR, "GD, φ = identity": mean("gd_loss"), "GRIL, φ = identity": mean("plain_loss"),
+           "zero": mean("zero_loss"), **{key: mean(key) for key in ALIKE},
+           "model diff": mean("model_diff"), "GD† loss, last tenth": last_tenth})
     if widths:
         sweep = {f: paired(quick, task=task, n=N, f=f) for f in widths[:2 if quick else None]}
         table("Input width", ("f",), sweep, PAIR)
         errorbars(axes[3], sweep, {"GRIL": "loss", "GD†": "dagger_loss"})
         axes[3].set(title="D  input width", xlabel="f", ylabel="cross-entropy")
     finish(figure, name, quick)
+
+
+def parameter_distance(*folders):
+    """App. B.5's "Model diff": the L2 distance of all weights, which symmetries alone make large."""
+    ours, theirs = (torch.cat([p.detach().flatten() for p in train.load(folder)[1].parameters()])
+                    for folder in folders)
+    return (ours - theirs).norm().item()
 
 
 # ------------------------------------------------------------------------------- tables of App. C
@@ -391,7 +407,8 @@ def implied(layer, s):
 
 FIGURES = {figure.__name__: figure for figure in (
     how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, state, fig3c,
-    nd_comparison, leaving_zero, candidates, model_comparison, lra, gates, wikitext2)}
+    nd_comparison, leaving_zero, candidates, model_comparison, reach, parameters, lra, gates,
+    wikitext2)}
 FIGURES |= {name: partial(classification, name) for name in CLASSIFICATION}
 
 

@@ -17,6 +17,7 @@ import torch
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs/images"
 BLUE, ORANGE, GREEN, RED, GREY = "#2f6db3", "#e08214", "#3c9a5f", "#c0392b", "#8a8a8a"
+HUES = BLUE, ORANGE, GREEN, RED, GREY
 WINDOW = ("$x_t$", "$y_t$", "$x_{t+1}$")
 plt.rcParams.update({
     "figure.dpi": 130, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
@@ -141,7 +142,7 @@ def narrow_legend(ax, loc, *others):
 def bars(ax, groups, keys):
     """Over each label of the groups (label -> results) a bar for each of the keys (name -> key)."""
     width = 0.8 / len(keys)
-    for i, ((name, key), color) in enumerate(zip(keys.items(), (BLUE, ORANGE, GREEN, RED))):
+    for i, ((name, key), color) in enumerate(zip(keys.items(), HUES)):
         means, stds = zip(*(spread(numbers(results, key)) for results in groups.values()))
         places = [k + (i - (len(keys) - 1) / 2) * width for k in range(len(groups))]
         ax.bar(places, means, width * 0.9, yerr=stds if any(stds) else None, color=color,
