@@ -283,7 +283,7 @@ def classification(name, quick):
 
 
 def parameter_distance(*folders):
-    """App. B.5's "Model diff": the L2 distance of all weights, which symmetries alone make large."""
+    """App. B.5's "Model diff": the L2 distance of all weights, large by symmetries alone."""
     ours, theirs = (torch.cat([p.detach().flatten() for p in train.load(folder)[1].parameters()])
                     for folder in folders)
     return (ours - theirs).norm().item()

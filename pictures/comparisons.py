@@ -464,12 +464,13 @@ def language(ax, recipe, text, quick):
         return f"{r['steps'] * r['batch'] * r['length'] / r['seconds']:,.0f}"
     r, digits = results["GRIL"][0], 3 if score == "bits" else 1
     table(f"{title}: {steps} steps of {r['batch']} blocks of {r['length']}, one seed, or three "
-          f"where there is a ±, the\nrate the best of\n{', '.join(map(str, rates))} in a sweep of {swept} steps; "
-          f"{unit} of {r['tokens']:,} tokens of the {r['split']} file, in blocks as in\nthe paper, "
+          f"where there is a ±, the\nrate the best of {', '.join(map(str, rates))} in a sweep of "
+          f"{swept} steps; {unit} of {r['tokens']:,} tokens of the {r['split']} file, in blocks as in\nthe paper, "
           "and with the state carried from block to block; tokens a second in training on one "
           "core, validations included", ("model",), results,
           {"rate": first("lr", "g"), "parameters": first("parameters", ","),
-           f"{unit}, blocks": mean(f"{r['split']}_{score}", digits=digits), "state carried on": carried_on,
+           f"{unit}, blocks": mean(f"{r['split']}_{score}", digits=digits),
+           "state carried on": carried_on,
            "last training loss": lambda results: f"{last(results, 'train_loss'):.3f}",
            "tokens a second": tokens_a_second, "minutes": minutes})
     for label, color in zip(results, (*HUES, "black", "#7fb2e5", "#b07aa1", BLUE)):

@@ -12,11 +12,12 @@ from tasks import (NdRegression, as_learner, as_predictor, delta_rule, evaluate,
 
 SCALES = 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2
 LENGTHS = 1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 60, 100
-STYLES = {              # learner -> colour, line, marker
-    "GRIL, trained for N = 10": (BLUE, "-", ""),
-    "GD, fixed step η/10 an example": (ORANGE, "--", ""),
-    "GD, η/N′": (GREEN, "-", ""), "GRIL, constructed with β = η/N′": (GREEN, "", "o"),
-    "delta rule": (RED, "-", ""), "Longhorn": ("black", "-", "")}
+STYLES = {              # learner -> how it is drawn; where two are the same, both can be seen
+    "GRIL, trained for N = 10": dict(color=BLUE, lw=5, alpha=0.4),
+    "GD, fixed step η/10 an example": dict(color=ORANGE, ls="--"),
+    "GD, η/N′": dict(color=GREEN, lw=1),
+    "GRIL, constructed with β = η/N′": dict(color=GREEN, ls="", marker="o", ms=3.5),
+    "delta rule": dict(color=RED), "Longhorn": dict(color="black")}
 
 
 def reach(quick):
@@ -46,8 +47,8 @@ def reach(quick):
         lines = list(zip(*(scores(**{name: place}) for place in places)))
         print_table(f"Loss ÷ zero predictor's against {name}", ("learner", *places),
                     [(label, *(f"{x:.3f}" for x in line)) for label, line in zip(STYLES, lines)])
-        for (label, (color, style, marker)), line in zip(STYLES.items(), lines):
-            ax.plot(places, line, color=color, ls=style, marker=marker, ms=3.5, label=label)
+        for (label, style), line in zip(STYLES.items(), lines):
+            ax.plot(places, line, label=label, **style)
         ax.axhline(1, color=GREY, ls=":", label="zero predictor")
         ax.set(yscale="log", ylim=(0.02, 8))
         ax.yaxis.set_major_formatter("{x:g}")
@@ -83,7 +84,7 @@ def parameters(quick):
     print_table("Parameters for regression with f inputs and f outputs", ("model", *WIDTHS),
                 [(name, *(f"{counts[f][name]:,}" for f in WIDTHS)) for name in names])
     figure, ax = plt.subplots(figsize=(7, 3.8))
-    colors = [BLUE, "#7fb2e5", RED, *plt.get_cmap("Greys")([0.35 + 0.09 * i for i in range(7)])]
+    colors = [BLUE, "#7fb2e5", RED, *plt.get_cmap("Dark2").colors]
     for name, color in zip(names, colors):
         line = [counts[f][name] for f in WIDTHS]
         ax.plot(WIDTHS, line, "o-", ms=3, color=color, label=name.replace("_", " "))

@@ -658,7 +658,8 @@ def test_classification_stands_beside_gd_dagger_of_the_same_seed(shown, name, ta
         "GRIL": pm(losses[0]), "GD†": pm(losses[1]),
         "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
         "GD, φ = identity": pm(column(ours, "gd_loss")), "zero": pm(column(ours, "zero_loss")),
-        "GRIL, φ = identity": pm(column(plain, "loss")), "model diff": pm(column(alike, "model_diff")),
+        "GRIL, φ = identity": pm(column(plain, "loss")),
+        "model diff": pm(column(alike, "model_diff")),
         **{key: pm(column(alike, key)) for key in keys}, "GD† loss, last tenth": flattened(dagger)}]
     bars = figure.ax["B  GRIL against GD†"].containers[-1]
     errors = [(high - low) / 2 for (_, low), (_, high) in bars.errorbar[2][0].get_segments()]
@@ -1069,8 +1070,8 @@ def test_gates_shows_every_gate_and_number_of_blocks(shown):
 
 
 LANGUAGE = {"GRIL": "gril", "filter + w = 1 in GRIL's frame": "filtered",
-            "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention", "LRU": "lru",
-            "transformer": "transformer", "Mamba": "mamba", "GRIL without the frame": "gril_alone"}
+            "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention",
+            "LRU": "lru", "transformer": "transformer", "Mamba": "mamba", "GRIL without the frame": "gril_alone"}
 
 
 def test_language_models_are_picked_by_validation_and_shown_by_test(shown):
