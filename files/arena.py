@@ -34,10 +34,10 @@ import numpy as np
 from matplotlib.image import imread
 from tqdm import tqdm
 
-from files.arrays import read_arrays, write_arrays
 from files.downloads import archive
+from files.whole import read_arrays, write_arrays
 from files.workers import spread
-from machine.errors import Missing
+from machine.errors import Missing, refuse
 
 SPLITS = "train", "val", "test"
 LISTOPS_FILES = tuple(f"basic_{split}.tsv" for split in SPLITS)
@@ -123,12 +123,12 @@ def table_rows(sources, names, columns, header=None):
     """(split, file and row, columns) of train, validation and test tables, tabs without quotes."""
     files = {split: path for split, name in zip(SPLITS, names)
              for path in sources if path.name == name}
+    validates = f"every tenth row of {names[0]} validates"
     if "test" not in files and "val" in files:
-        print(f"no {names[2]}: {names[1]} is the test set, every tenth row of {names[0]} validates",
-              file=sys.stderr)
+        print(f"no {names[2]}: {names[1]} is the test set, {validates}", file=sys.stderr)
         files["test"] = files.pop("val")
     elif "val" not in files:
-        print(f"no {names[1]}: every tenth row of {names[0]} validates", file=sys.stderr)
+        print(f"no {names[1]}: {validates}", file=sys.stderr)
     for split, name in (("train", names[0]), ("test", names[2])):
         if split not in files:
             there = ", ".join(path.name for path in sources)
@@ -139,18 +139,14 @@ def table_rows(sources, names, columns, header=None):
         tenth = "val" if split == "train" and "val" not in files else split
         with open(path, "rb") as file:
             for row, line in enumerate(iter(partial(file.readline, 1 << 26), b""), 1):
-                where = f"{path}, row {row}"
-                if not line.endswith(b"\n"):
-                    raise ValueError(f"{where}: no line end after {len(line):,} bytes; "
-                                     "the file is cut off")
-                cells = line.rstrip(b"\r\n").split(b"\t")
-                if len(cells) != columns:
-                    raise ValueError(f"{where}: {len(cells)} columns, "
-                                     f"where there should be {columns}")
+                where, cells = f"{path}, row {row}", line.rstrip(b"\r\n").split(b"\t")
+                refuse((not line.endswith(b"\n"),
+                        f"{where}: no line end after {len(line):,} bytes; the file is cut off"),
+                       (len(cells) != columns,
+                        f"{where}: {len(cells)} columns, where there should be {columns}"),
+                       (row < first and cells != header, f"{where}: the header is not {header}"))
                 if row >= first:
                     yield tenth if (row - first) % 10 == 9 else split, where, cells
-                elif cells != header:
-                    raise ValueError(f"{where}: the header is not {b' '.join(header).decode()}")
 
 
 def read_listops(sources):

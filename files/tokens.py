@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from files.arrays import read_arrays, write_arrays
 from files.downloads import download, unpacked
-from files.whole import write
+from files.whole import read_arrays, write_arrays
 from files.workers import spread
 from machine.errors import Missing, known
 
@@ -147,16 +146,19 @@ GPT2 = {                                                                # file: 
 TOKENIZERS = {"gpt2": 50257, "bytes": 256}                              # size of the vocabulary
 
 
+def vocabulary(data):
+    return [data / "gpt2" / file for file in GPT2]
+
+
 @cache
-def tokenizer(name, folder):
-    """The tokenizer of that name, its files read from folder/gpt2."""
-    known("tokenizer", name, TOKENIZERS)
+def tokenizer(name, data):
+    """The tokenizer of that name, its files read from data/gpt2."""
     if name == "bytes":
         return Bytes()
-    folder, paths = folder / "gpt2", [folder / "gpt2" / file for file in GPT2]
+    paths, folder = vocabulary(data), data / "gpt2"
     if not all(path.exists() for path in paths):
         raise Missing(f"{folder} lacks {' or '.join(GPT2)}: `python lm.py prepare wikitext2 --data "
-                      f"{folder.parent}` gets them; --data names another folder; bytes need none")
+                      f"{data}` gets them; --data names another folder; bytes need none")
     bpe = BPE(*paths)
     hello, size = bpe.encode("Hello world"), len(bpe.tokens)
     if hello != [15496, 995] or size != TOKENIZERS[name]:
@@ -179,7 +181,7 @@ SPLITS = ("train", "valid", "test")
 LARGEST = 1 << 30                                                       # bytes, twice WikiText-103
 
 
-def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, quiet=False):
+def prepare(name, data, text=None, bytes_only=False, workers=None, quiet=False):
     """Texts to a token file in data; its header.
 
     WikiText becomes tokens as in the S5 code that the paper builds on: each line that is not blank
@@ -187,26 +189,25 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
     the train file is encoded in one piece, has 2,446,247. Your own text stays in one piece and is
     cut 90 : 5 : 5. Bytes are the file's, whatever it is.
     """
-    data, source = Path(data), Path(source or data)
-    kind = "bytes" if bytes_only else "gpt2"
-    folder, files = "text_file", dict(text=Path(text or ""))
+    kind, folder, files = "bytes" if bytes_only else "gpt2", "text_file", dict(text=text)
     if text is None:
         folder, url, checksum = known("data set", name, WIKITEXT)
-        files = find(source, folder)
-        if not files:
+        if not find(data, folder):
             download(url, data / Path(url).name, checksum)
-            files = find(data, folder)
+        files = find(data, folder)
     if kind == "gpt2":
-        get_vocabulary(data, source)
+        for path, checksum in zip(vocabulary(data), GPT2.values()):
+            if not path.exists():
+                download(f"{GPT2_FROM}/{path.name}", path, checksum)
+        tokenizer("gpt2", data)                         # a wrong one is refused before the work
     ids = {split: encode_file(path, kind, data, text is None, workers, quiet)
            for split, path in files.items()}
     if text is not None:
-        whole = ids.pop("text")
-        cut = [round(0.9 * len(whole)), round(0.95 * len(whole))]
-        ids = dict(zip(SPLITS, np.split(whole, cut)))
+        n = len(ids["text"])
+        ids = dict(zip(SPLITS, np.split(ids["text"], [round(0.9 * n), round(0.95 * n)])))
         if min(map(len, ids.values())) < 2:
-            raise ValueError(f"{text} has {len(whole)} tokens, too few for train, valid and test: "
-                             "give a longer text")
+            raise ValueError(f"{text} has {n} tokens, too few for train, valid and test: give a "
+                             "longer text")
     splits = {split: dict(tokens=len(array), source=str(files.get(split, text)))
               for split, array in ids.items()}
     header = dict(tokenizer=kind, vocabulary=TOKENIZERS[kind], dtype="uint16", splits=splits)
@@ -214,21 +215,9 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
     return header
 
 
-def get_vocabulary(data, source):
-    """GPT-2's, from source or the web into data; a wrong one is refused before the work."""
-    for file, checksum in GPT2.items():
-        path, there = data / "gpt2" / file, source / "gpt2" / file
-        if not path.exists() and there.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, there.read_bytes())
-        elif not path.exists():
-            download(f"{GPT2_FROM}/{file}", path, checksum)
-    tokenizer("gpt2", data)
-
-
-def find(source, folder):
+def find(data, folder):
     """A WikiText's {split: path}, all of one place: plain before zipped, raw before tokens."""
-    bases = [source / f"{folder}-raw", source / folder, source]
+    bases = [data / f"{folder}-raw", data / folder, data]
     for base, ending in product(bases[:2], ("raw", "tokens")):
         paths = {split: base / f"wiki.{split}.{ending}" for split in SPLITS}
         there = {split: path for split, path in paths.items() if path.exists()}
