@@ -35,7 +35,7 @@ from files.runs import load as load_run
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
 from gril import Block, Mixer
 from machine.devices import Epochs, choose_device, my_share, on, summed
-from machine.options import LOOP, Option
+from machine.options import LOOP, Option, sizes
 from tasks import Task
 
 
@@ -188,16 +188,9 @@ class NextToken(Task):
     higher = False
     recipes = RECIPES
     options = dict(
+        sizes(layers=4, H=128, P=64, J=16, length=256),
         tokenizer=Option("gpt2", "gpt2 or bytes", among=tuple(TOKENIZERS)),
-        length=Option(256, "tokens of a block", least=1),
-        layers=Option(4, "layers", least=1),
-        H=Option(128, "width of the model", least=1),
         inner=Option(128, "width inside a feed-forward layer", least=1),
-        P=Option(64, "state size", least=1),
-        J=Option(16, "blocks of the state", least=1),
-        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
-        form=Option("chunk", "of the recurrence: loop, scan or chunk",
-                    among=("loop", "scan", "chunk")),
         stateful=Option(False, "carry the state from block to block"),
         validate_tokens=Option(32_768, "tokens of a validation, 0 for all", least=0),
         report_tokens=Option(0, "tokens of the last report, 0 for all", least=0),
@@ -235,7 +228,8 @@ class NextToken(Task):
 
     def tokens(self, split):
         folder = self.data / self.folder
-        command = f"python lm.py {self.command} --data {self.data}{' --bytes' * self.bytes}"
+        kind = " --bytes" if self.bytes else ""
+        command = f"python lm.py {self.command} --data {self.data}{kind}"
         ids = read_tokens(folder, self.recipe["tokenizer"], split, command)
         if ids is None and split != "test":
             raise Missing(f"{folder} has no {split} tokens: make them with: {command}")

@@ -42,7 +42,7 @@ from files.arena import (CIFAR_FILES, LISTOPS_FILES, RETRIEVAL_FILES, REVIEWS, S
                          read_retrieval, read_text, store)
 from files.downloads import data_folder, download, unpack
 from machine.devices import Epochs, my_share, on, summed
-from machine.options import Option
+from machine.options import Option, sizes
 from tasks import Task
 
 END = 256                                       # the end token
@@ -128,18 +128,11 @@ class Arena(Task):
     paper_accuracy = None
     choose = "accuracy"
     options = dict(
-        layers=Option(2, "layers", least=1),
-        H=Option(64, "width of the model", least=1),
-        P=Option(64, "state size", least=1),
-        J=Option(8, "blocks of the state", least=1),
-        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
-        length=Option(1024, "longest sequence", least=1),
+        sizes(layers=2, H=64, P=64, J=8, length=1024),
         gate=Option("real", "real or complex", among=("real", "complex")),
         r_min=Option(0.5, "smallest |gate| at the start", least=0),
         r_max=Option(0.9, "largest |gate| at the start", least=0, most=1),
         max_phase=Option(2 * pi, "largest angle of a complex gate at the start", least=0),
-        form=Option("chunk", "of the recurrence: loop, scan or chunk",
-                    among=("loop", "scan", "chunk")),
         evaluate_rows=Option(1000, "rows of a validation, 0 for all", least=0),
     )
 
@@ -171,7 +164,8 @@ class Arena(Task):
         if not sources and not self.prepared.exists():
             looked = ", ".join(str(self.folder / place) for place in self.places)
             how = f". This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
-            raise Missing(f"{self.name}: no data. Looked for {looked}{how * (self.name in LRA)}")
+            raise Missing(f"{self.name}: no data. Looked for {looked}"
+                          f"{how if self.name in LRA else ''}")
         return load(self.prepared, sources, self.read, documents=self.documents,
                     classes=self.classes, vocabulary=self.vocabulary)
 

@@ -25,7 +25,7 @@ import random
 import re
 import statistics
 import sys
-import tempfile
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from matplotlib.image import imread
 from tqdm import tqdm
 
 from files.downloads import archive
-from files.whole import read_arrays, write_arrays
+from files.whole import read_arrays, whole, write_arrays
 from files.workers import spread
 from machine.errors import Missing, refuse
 
@@ -94,17 +94,14 @@ def listops_lines(total, seed=0, workers=1):
 
 def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
     """basic_{train,val,test}.tsv in LRA's layout; all three appear, whole, or none."""
-    folder.mkdir(parents=True, exist_ok=True)
     lines = listops_lines(sum(rows), seed, workers)
     lines = iter(tqdm(lines, total=sum(rows), unit="row", ncols=80))
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
+    with ExitStack() as files:                      # which ends with train: that is looked for
         for name, n in zip(LISTOPS_FILES, rows):
-            with open(f"{part}/{name}", "wb") as file:
-                file.write(b"Source\tTarget\r\n")
-                file.writelines(itertools.islice(lines, n))
+            file = files.enter_context(whole(folder / name))
+            file.write(b"Source\tTarget\r\n")
+            file.writelines(itertools.islice(lines, n))
         list(lines)                                             # ends the bar and the workers
-        for name in reversed(LISTOPS_FILES):                    # train last: it is looked for
-            os.replace(f"{part}/{name}", folder / name)
 
 
 # --------------------------------------------------------------------------------------- 2. readers
@@ -169,11 +166,9 @@ def byte_document(text, where):
 
 def read_text(sources, incomplete=False):
     """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, in folders or straight from the archive."""
-    source, files = sources[0], review_files(sources)
-    if source.is_dir():
-        source = source.parent.parent
-    else:
-        files = archive(source)
+    source, files = sources[0].parent.parent, review_files(sources)
+    if sources[0].is_file():
+        source, files = sources[0], archive(sources[0])
     name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
     rows = {match.groups(): text for file, text in files if (match := name.fullmatch(file))}
     there = {f"{part}/{kind}" for part, kind, _ in rows}
@@ -208,8 +203,7 @@ def read_image(sources, incomplete=False):
         files = {Path(member).name: (f"{source}, {Path(member).name}", data)
                  for member, data in archive(source) if member.endswith(".bin")}
     batches = [name for name in CIFAR_FILES if name in files]
-    missing = [name for name in CIFAR_FILES if name not in files]
-    check_whole(source, missing, "image", incomplete)
+    check_whole(source, [x for x in CIFAR_FILES if x not in files], "image", incomplete)
     n = sum(len(files[name][1]) for name in batches if name != "test_batch.bin") // 3073
     splits = ["train"] * (n - n // 10) + ["val"] * (n // 10)
     rows = (row for name in batches for row in image_rows(*files[name]))
@@ -222,9 +216,8 @@ def image_rows(where, data):
     check_size(where, len(data))
     records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
     labels = records[:, 0]
-    if (bad := np.flatnonzero(labels > 9)).size:
-        raise ValueError(f"{where}: byte {3073 * bad[0]:,} should be a label, "
-                         f"it is {labels[bad[0]]}")
+    at = (labels > 9).argmax()
+    refuse((labels[at] > 9, f"{where}: byte {3073 * at:,} should be a label, it is {labels[at]}"))
     red, green, blue = records[:, 1:].reshape(-1, 3, 1024).swapaxes(0, 1).astype(np.uint32)
     luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
     return zip(labels.tolist(), luma.astype(np.uint8))
@@ -232,8 +225,7 @@ def image_rows(where, data):
 
 def check_size(where, size):
     if size % 3073 or not 0 < size <= 3073 * 100_000:
-        raise ValueError(f"{where}: {size:,} bytes are no whole number of records of 3,073 "
-                         "(a label, 3 × 1,024 pixels)")
+        raise ValueError(f"{where}: {size:,} bytes are no records of 3,073, a label and pixels")
 
 
 LINE = re.compile(rb"\s*(imgs/\d+)\s+(sample_\d+\.png)\s+\S+\s+([01])(\s.*)?")

@@ -56,15 +56,6 @@ def utf8(text):
                          "it") from None
 
 
-def short_text(path, most=1 << 22):
-    """A file of a vocabulary, of 4 MB at most; nothing longer is parsed."""
-    with open(path, encoding="utf-8") as file:
-        text = file.read(most + 1)
-    if len(text) > most:
-        raise ValueError(f"{path} has more than {most:,} characters")
-    return text
-
-
 class Bytes:
     """The 256 bytes of UTF-8. A text starts after the token `start`; `silent` is never shown."""
     start, silent = ord("\n"), None
@@ -92,8 +83,10 @@ class BPE(Bytes):
         others = [b for b in range(256) if b not in plain]
         byte = {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
         try:
-            ids = json.loads(short_text(encoder_json))
-            first, *lines = short_text(vocab_bpe).splitlines()
+            if max(encoder_json.stat().st_size, vocab_bpe.stat().st_size) > 1 << 22:
+                raise ValueError                                        # nothing longer is parsed
+            ids = json.loads(encoder_json.read_text(encoding="utf-8"))
+            first, *lines = vocab_bpe.read_text(encoding="utf-8").splitlines()
             *tokens, end = sorted(ids, key=ids.get)
             self.tokens = [bytes(byte[c] for c in token) for token in tokens]       # id -> bytes
             self.id = {token: i for i, token in enumerate(self.tokens)}

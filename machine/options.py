@@ -45,6 +45,19 @@ def flag(name):
     return f"--{name.replace('_', '-')}"
 
 
+def sizes(layers, H, P, J, length):
+    """The numbers that all models of long sequences have."""
+    return dict(
+        layers=Option(layers, "layers", least=1),
+        H=Option(H, "width of the model", least=1),
+        P=Option(P, "state size", least=1),
+        J=Option(J, "blocks of the state", least=1),
+        length=Option(length, "tokens of a sequence, at most", least=1),
+        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
+        form=Option("chunk", "of the recurrence: loop, scan or chunk",
+                    among=("loop", "scan", "chunk")))
+
+
 LOOP = dict(
     steps=Option(1000, "optimiser steps", least=1),
     batch=Option(64, "examples a step, of all GPUs together", least=1),
