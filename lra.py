@@ -141,8 +141,8 @@ class Arena(Task):
         self.folder = data_folder(data)
         self.prepared = self.folder / "prepared" / f"{self.name}.bin"
         least, most = self.recipe["r_min"], self.recipe["r_max"]
-        refuse((least > most, f"--r-min {least} is more than --r-max {most}: |gate| starts between "
-                "the two"))
+        if least > most:
+            raise ValueError(f"--r-min {least} is more than --r-max {most}, where |gate| starts")
 
     # ---- data
 
@@ -404,8 +404,8 @@ def generate(task, args):
                 "--data leaves them alone"),
                (not path.stat().st_mode & 0o222, f"{path} is write-protected and stays as it is, "
                 "also with --force: choose another --data"))
-    refuse((min(rows) < 1 or args.workers < 1 or seed < 0,
-            "--rows and --workers must be at least 1, --seed at least 0"))
+    if min(rows) < 1 or args.workers < 1 or seed < 0:
+        raise ValueError("--rows and --workers must be at least 1, --seed at least 0")
     print(f"generating {' + '.join(f'{n:,}' for n in rows)} rows, seed {seed}, "
           f"{args.workers} workers")
     generate_listops(task.folder / "listops", rows, seed, args.workers)
@@ -421,15 +421,16 @@ def fetch(task):
         if task.wanted:
             unpack(path, task.folder, task.wanted)
     taken = md5 and path in task.sources(task.folder)
-    refuse((taken and hashlib.md5(path.read_bytes()).hexdigest() != md5,
-            f"{path}: not the published file, whose MD5 is {md5}. Remove it to download it again"))
+    if taken and hashlib.md5(path.read_bytes()).hexdigest() != md5:
+        raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to "
+                         "download it again")
 
 
 def show(task, args):
     """One example as a person reads it, then what there is."""
     data = task.data["train"]
-    refuse((not 0 <= args.row < len(data.labels),
-            f"--row {args.row}: the training rows are 0 to {len(data.labels) - 1:,}"))
+    if not 0 <= args.row < len(data.labels):
+        raise ValueError(f"--row {args.row}: the training rows are 0 to {len(data.labels) - 1:,}")
     for i in range(args.row * task.documents, (args.row + 1) * task.documents):
         text = task.decode(data.tokens[data.offsets[i]:data.offsets[i + 1]].tolist())
         if task.vocabulary:

@@ -347,18 +347,18 @@ def checkpoint(run, rows, position):
 def report(run):
     """Score the weights that validation chose, or the last; write and show the result."""
     model, folder, best, choose = run.model, run.folder, run.best, run.task.choose
-    if best["weights"] is not None:
-        model.load_state_dict(best["weights"])
-    model.eval()
-    with run.autocast:
-        result = dict(run.config, seconds=round(time.perf_counter() - run.start, 3),
-                      **run.task.report(model, 20_000 + run.args.seed))
+    chosen = {}
     if best["weights"] is None:
         save(folder / "weights.pt", model.state_dict())
     else:
-        result.update({"best_step": best["step"], f"validation_{choose}": best["score"]})
+        model.load_state_dict(best["weights"])
+        chosen = {"best_step": best["step"], f"validation_{choose}": best["score"]}
     if best["test"] is not None:
-        result[f"best_test_{choose}"] = best["test"]            # of all validations: the paper's
+        chosen[f"best_test_{choose}"] = best["test"]            # of all validations: the paper's
+    model.eval()
+    with run.autocast:
+        result = dict(run.config, seconds=round(time.perf_counter() - run.start, 3),
+                      **run.task.report(model, 20_000 + run.args.seed), **chosen)
     write_json(folder / "result.json", result)
     (folder / "previous.pt").unlink(missing_ok=True)
     if not run.args.quiet:
@@ -398,9 +398,7 @@ class Objective(nn.Module):
 
 def compiles(asked, device, task):
     """--compile, --no-compile, or on CUDA whatever takes longer than compiling does."""
-    if asked is None:
-        return device.type == "cuda" and task.compiles
-    return asked
+    return device.type == "cuda" and task.compiles if asked is None else asked
 
 
 def parameter_groups(model, recipe):
@@ -444,13 +442,12 @@ def stop_at_nonfinite(run, loss, norm, position):
                   if p.grad is not None and not p.grad.isfinite().all()), "")
     place = [x for x in tree_leaves(position) if isinstance(x, int)]    # epoch and index, if any
     place = f", ending at {place} of the data" if place else ""
-    wider = ""
-    if math.inf in (abs(loss), norm) and run.groups[0]["params"][0].dtype == torch.float32:
-        wider = ", or --dtype float64: float32 ends at 3e38"
+    wider = math.inf in (abs(loss), norm) and run.groups[0]["params"][0].dtype == torch.float32
     raise FloatingPointError(
         f"step {run.step}: the loss is {loss}, the gradient norm {norm}{where}. The batch is "
         f"number {run.step} of seed {run.args.seed}{place}. The weights before this step are in "
-        f"{run.folder / 'weights.pt'}; a lower --lr or a --clip may help{wider}")
+        f"{run.folder / 'weights.pt'}; a lower --lr or a --clip may help"
+        f"{', or --dtype float64: float32 ends at 3e38' if wider else ''}")
 
 
 def main(argv=None):

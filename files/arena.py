@@ -216,8 +216,9 @@ def image_rows(where, data):
     check_size(where, len(data))
     records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
     labels = records[:, 0]
-    at = (labels > 9).argmax()
-    refuse((labels[at] > 9, f"{where}: byte {3073 * at:,} should be a label, it is {labels[at]}"))
+    at = (labels > 9).argmax()                                  # the first one, if any
+    if labels[at] > 9:
+        raise ValueError(f"{where}: byte {3073 * at:,} should be a label, it is {labels[at]}")
     red, green, blue = records[:, 1:].reshape(-1, 3, 1024).swapaxes(0, 1).astype(np.uint32)
     luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
     return zip(labels.tolist(), luma.astype(np.uint8))

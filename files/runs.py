@@ -23,6 +23,7 @@ except ImportError:                             # Windows: no lock
 
 from files.whole import write, write_json
 from machine.devices import same
+from machine.errors import refuse
 from machine.options import LOOP
 
 MACHINE = ("device", "threads", "accumulate", "checkpoint_every")   # a resumed run may change these
@@ -40,12 +41,11 @@ def check_out(args):
     if not there - {"lock", "config.json.part"}:        # of a process killed before it began
         return
     run = "config.json" in there and read_json(args.out / "config.json").keys() >= NAMED
-    if not (run or args.resume and there & {"last.pt", "previous.pt"}):
-        raise ValueError(f"--out {args.out} is not empty and holds no run: choose another, so that "
-                         "nothing in it is overwritten")
-    if not (args.force or args.resume):
-        raise ValueError(f"{args.out} already holds a run: choose another --out, --resume to go on "
-                         "with it, or --force to overwrite it")
+    run = run or args.resume and there & {"last.pt", "previous.pt"}
+    refuse((not run, f"--out {args.out} is not empty and holds no run: choose another, so that "
+            "nothing in it is overwritten"),
+           (not (args.force or args.resume), f"{args.out} already holds a run: choose another "
+            "--out, --resume to go on with it, or --force to overwrite it"))
 
 
 @contextmanager
@@ -127,8 +127,7 @@ def begin(folder, args, config, path, step):
 
 
 def read_metrics(path):
-    """(head, [(step, line)]) of metrics.csv, without blank lines and without a last one cut short.
-    """
+    """(head, [(step, line)]) of metrics.csv, without blank lines or a last one cut short."""
     text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
     lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     head, *others = [line for line in lines if line.strip()] or [""]
@@ -178,8 +177,7 @@ def read_json(path):
 
 
 def read_checkpoint(folder, config, rank=0, world=1):
-    """(path, state) of the newest whole checkpoint of this run, or None, None; nothing is touched.
-    """
+    """(path, state) of the newest whole checkpoint of this run, or None, None."""
     path, state, damage = newest(folder)
     step = state and state["step"]
     same(dict(step=step), world, f"found another checkpoint in {folder}, which all should see")
@@ -243,8 +241,7 @@ def is_checkpoint(state):
 
 
 def load(folder, tasks, kind, file):
-    """(task, model, content of the file) of a run of these tasks, with the best weights there are.
-    """
+    """(task, model, what the file says) of a run, with the best weights that it has."""
     folder = Path(folder)
     try:
         said = read_json(folder / file)
