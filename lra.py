@@ -164,10 +164,9 @@ class Arena(Task):
         if not sources and not self.prepared.exists():
             looked = ", ".join(str(self.folder / place) for place in self.places)
             how = f". This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
-            raise Missing(f"{self.name}: no data. Looked for {looked}"
-                          f"{how if self.name in LRA else ''}")
-        return load(self.prepared, sources, self.read, documents=self.documents,
-                    classes=self.classes, vocabulary=self.vocabulary)
+            how = how if self.name in LRA else ""
+            raise Missing(f"{self.name}: no data. Looked for {looked}{how}")
+        return load(self, sources)
 
     def lengths(self, data, rows):
         """Tokens that the model reads of each row's longer document, end token and all."""

@@ -300,16 +300,16 @@ def collect(rows, sources):
             for split, (tokens, offsets, labels) in parts.items()}
 
 
-def load(path, sources, read, **checks):
-    """The splits: of the preparation, if it is of these very sources, else of them."""
-    if path.exists():
+def load(task, sources):
+    """A task's splits: of its preparation, if that is of these very sources, else of them."""
+    if task.prepared.exists():
         try:
-            return reopen(path, sources, **checks)
+            return reopen(task, sources)
         except ValueError as error:
             if not sources:
                 raise
             print(f"{error}; reading {sources[0].parent} instead", file=sys.stderr)
-    return collect(read(sources), sources)
+    return collect(task.read(sources), sources)
 
 
 def stamp(sources):
@@ -339,8 +339,9 @@ def store(path, sources, read):
                  rows={split: len(part.labels) for split, part in data.items()})
 
 
-def reopen(path, sources, documents, classes, vocabulary):
+def reopen(task, sources):
     """The preparation by memory map; a ValueError where it is damaged, or made from other files."""
+    path, most = task.prepared, task.vocabulary
     header, arrays = read_arrays(path, {f"{split}_{name}": kind for split in SPLITS
                                         for name, kind in KINDS.items()})
     if sources and header.get("sources") != stamp(sources):
@@ -349,10 +350,9 @@ def reopen(path, sources, documents, classes, vocabulary):
     for split in SPLITS:
         parts = [arrays.get(f"{split}_{name}", np.zeros(0)) for name in KINDS]
         tokens, offsets, labels = data[split] = Split(parts[0], *map(np.array, parts[1:]))
-        if not (tokens.size and labels.size and labels.max() < classes
-                and len(offsets) == documents * len(labels) + 1
-                and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-                and offsets[-1] == len(tokens)
-                and (not vocabulary or 0 < tokens.min() <= tokens.max() < vocabulary)):
+        if not (tokens.size and labels.size and labels.max() < task.classes
+                and len(offsets) == task.documents * len(labels) + 1
+                and offsets[0] == 0 and (np.diff(offsets) >= 0).all() and offsets[-1] == len(tokens)
+                and (not most or 0 < tokens.min() <= tokens.max() < most)):
             raise ValueError(f"{path}: its {split} rows are none of {path.stem}")
     return data

@@ -178,18 +178,29 @@ def read_json(path):
 
 def read_checkpoint(folder, config, rank=0, world=1):
     """(path, state) of the newest whole checkpoint of this run, or None, None."""
-    path, state, damage = newest(folder)
+    state, damage = None, []
+    for path in (folder / "last.pt", folder / "previous.pt"):
+        try:
+            state = checked(path)
+            break
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            damage.append(str(error))
     step = state and state["step"]
     same(dict(step=step), world, f"found another checkpoint in {folder}, which all should see")
+    if state is None and damage:
+        raise ValueError(f"{'; '.join(damage)}. There is no whole checkpoint to go on from; "
+                         "--force starts again")
     if state is None:
         check_nothing_lost(folder, config)
-        if rank == 0:
-            print(f"{folder} has no checkpoint yet; starting from the beginning", file=sys.stderr)
-        return None, None
-    compare(f"{path} is the checkpoint of another run", state["config"], config)
-    for text in damage if rank == 0 else ():
-        print(f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}",
-              file=sys.stderr)
+        path, said = None, [f"{folder} has no checkpoint yet; starting from the beginning"]
+    else:
+        compare(f"{path} is the checkpoint of another run", state["config"], config)
+        said = [f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}"
+                for text in damage]
+    if rank == 0 and said:
+        print(*said, sep="\n", file=sys.stderr)
     return path, state
 
 
@@ -214,30 +225,16 @@ def check_nothing_lost(folder, config):
                          "nothing to go on from. --force trains it anew")
 
 
-def newest(folder):
-    """(path, state, what was found damaged) of the newest whole checkpoint; None where none is."""
-    damage = []
-    for path in (folder / "last.pt", folder / "previous.pt"):
-        try:
-            state = read(path)
-            if is_checkpoint(state):
-                return path, state, damage
-            damage.append(f"{path} is refused: it is no checkpoint of a run")
-        except FileNotFoundError:
-            continue
-        except ValueError as error:
-            damage.append(str(error))
-    if damage:
-        raise ValueError(f"{'; '.join(damage)}. There is no whole checkpoint to go on from; "
-                         "--force starts again")
-    return None, None, damage
-
-
-def is_checkpoint(state):
-    return (isinstance(state, dict) and state.keys() >= PARTS.keys()
-            and all(isinstance(state[name], kind) for name, kind in PARTS.items())
-            and state["best"].keys() >= BEST.keys()
-            and 0 <= state["step"] <= state["config"].get("steps", 0))
+def checked(path):
+    """What a checkpoint holds, or a ValueError that names it."""
+    state = read(path)
+    whole = (isinstance(state, dict) and state.keys() >= PARTS.keys()
+             and all(isinstance(state[name], kind) for name, kind in PARTS.items())
+             and state["best"].keys() >= BEST.keys()
+             and 0 <= state["step"] <= state["config"].get("steps", 0))
+    if not whole:
+        raise ValueError(f"{path} is refused: it is no checkpoint of a run")
+    return state
 
 
 def load(folder, tasks, kind, file):

@@ -214,11 +214,11 @@ def find(data, folder):
     for base, ending in product(bases[:2], ("raw", "tokens")):
         paths = {split: base / f"wiki.{split}.{ending}" for split in SPLITS}
         there = {split: path for split, path in paths.items() if path.exists()}
-        if ("train" in there) != ("valid" in there):
+        if {"train", "valid"} <= there.keys():
+            return there                                                # test may be missing
+        if "train" in there or "valid" in there:
             raise ValueError(f"{base} has one of {paths['train'].name} and {paths['valid'].name}, "
                              "but both are needed")
-        if "train" in there:
-            return there                                                # test may be missing
     for path in (path for base in bases for path in sorted(base.glob(f"{folder}*.zip"))):
         try:
             with zipfile.ZipFile(path) as file:
@@ -231,7 +231,7 @@ def find(data, folder):
         if any(packed[member.at] not in bounded for member in there.values()):
             raise ValueError(f"{path}: its texts are packed in a way that Python unpacks without a "
                              "bound; pack them by deflate")
-        if "train" in there and "valid" in there:
+        if {"train", "valid"} <= there.keys():
             return there
     return {}
 
