@@ -5,7 +5,10 @@ All are gril.Mixer: run(x, state) -> (y, state) for a stretch, step for one toke
   1. shared       Stack, causal convolution, feed-forward layers
   2. S5, LRU      constant diagonal complex gate             Smith et al. 2023; Orvieto et al. 2023
   3. Mamba        gate, write and read chosen by the input   Gu & Dao 2023
+     Longhorn     the same block, an online learner inside   Liu et al. 2024
   4. attention    linear, softmax, local multi-query         von Oswald et al. 2023; Vaswani et al.
+     DeltaNet     keys write what the state lacks            Yang et al. 2024
+     Filtered     GRIL's window replaced by short filters    ours, a control
   5. Griffin      RG-LRU blocks and local attention          De et al. 2024
   6. the table    MODELS: one row makes a model for in-context tasks, Long Range Arena, language;
                   make, recipe: networks for the in-context tasks, and their rates and sizes
@@ -15,8 +18,17 @@ in Mamba and Griffin. H is the width, P and N are state sizes, J blocks. Every d
 is gril.scan, linear attention is gril_chunk; at T = 1 those are the recurrence z = a z + b itself,
 so a step is a run over one token.
 
-Departures, for all: gril.Block with its LayerNorm stands where Mamba and Griffin have RMSNorm and
-S5 batch norm, and no weight is scaled down with depth.
+Layers and starts are as published. What stays different:
+
+  all         gril.Block with its LayerNorm, where Mamba, Griffin and DeltaNet have RMSNorm and S5
+              batch norm; no weight is scaled down with depth (but for lm.py's √(2 layers))
+  S5          causal, where S5 reads Long Range Arena in both directions; the exact GELU, where
+              its code has the tanh approximation; B and C normal, not truncated
+  LRU         half of each conjugate pair, as S5, with a C that makes its variance theirs
+  attention   rotary positions on whole heads, where Griffin's turn half of each
+  Griffin     no reset at t = 0, where its code takes h = i ⊙ x, without √(1 - a²)
+  Longhorn    the block is Mamba's, with its start of W_Δ
+  DeltaNet    a loop over tokens, not their chunks: for the short prompts of in-context tasks
 """
 import math
 from typing import Callable, NamedTuple
@@ -50,10 +62,13 @@ class Stack(Mixer):
 class CausalConv(Mixer):
     """A filter per channel over the last w inputs, y_t = Σ_i W_i ⊙ x_{t-w+1+i} + b."""
 
-    def __init__(self, H, w=4):
+    def __init__(self, H, w=4, std=None):
         super().__init__()
         self.W = nn.Parameter(torch.empty(w, H).uniform_(-1, 1) / math.sqrt(w))
         self.b = nn.Parameter(torch.empty(H).uniform_(-1, 1) / math.sqrt(w))
+        if std is not None:
+            nn.init.normal_(self.W, std=std)
+            nn.init.zeros_(self.b)
 
     def run(self, x, past=None):
         w, T = len(self.W), x.shape[1]
@@ -104,7 +119,7 @@ def hippo(n):
 
 
 class DiagonalSSM(Mixer):
-    """x_t = Λ̄ ⊙ x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D ⊙ u_t; out comes g ⊙ σ(W g), g = GELU(y).
+    """x_t = Λ̄ ⊙ x_{t-1} + B̄ u_t, y_t = 2 Re(C x_t) + D ⊙ u_t, then a gated unit of GELU(y).
 
     Conjugate symmetry: of P states in pairs, one of each pair is held, P/2 complex numbers; hence
     2 Re. Complex parameters are pairs of real ones, which any optimiser and .to(dtype) understand.
@@ -115,7 +130,6 @@ class DiagonalSSM(Mixer):
         self.B = nn.Parameter(torch.view_as_real(B).float().contiguous())   # (P/2, H, 2)
         self.C = nn.Parameter(torch.view_as_real(C).float().contiguous())   # (H, P/2, 2)
         self.D = nn.Parameter(torch.randn(len(C)))
-        self.W = nn.Linear(len(C), len(C))
 
     def run(self, u, x=None):
         with full_precision(u.device.type):
@@ -126,25 +140,31 @@ class DiagonalSSM(Mixer):
             x = scan(Lambda[None, None], Bu, x)                             # (B, T, P/2)
             C = 2 * torch.stack([self.C[..., 0], -self.C[..., 1]], -1)      # (H, P/2, 2)
             y = torch.view_as_real(x).flatten(2) @ C.flatten(1).mT + self.D * u     # (B, T, H)
-        y = F.gelu(y)
-        return y * self.W(y).sigmoid(), x[:, -1]
+        return self.unit(F.gelu(y)), x[:, -1]
 
 
 class S5(DiagonalSSM):
-    """S5 (Smith et al. 2023): Λ from J blocks of HiPPO-N, zero-order hold, a Δ for each state."""
+    """S5 (Smith et al. 2023): Λ from J blocks of HiPPO-N, zero-order hold, a Δ for each state.
+
+    Its unit is g ⊙ σ(W g).
+    """
     recurrent = ("Lambda_re", "Lambda_im", "B", "log_Delta")
 
     def __init__(self, H, P=None, J=1, dt_min=1e-3, dt_max=1e-1):
         P = P or H
         h = 2 * divide(P, 2 * J, f"S5: state size P in conjugate pairs and J = {J} blocks")
         Lambda, V = hippo(h)
-        B = torch.randn(J, h, H).to(V) / math.sqrt(H)
-        C = torch.randn(H, J, h).to(V) / math.sqrt(P)
+        B = torch.randn(J, h, H).to(V) / math.sqrt(P)
+        C = torch.randn(H, J, h, dtype=V.dtype) * math.sqrt(2 / P)          # Re and Im 1/P each
         super().__init__((V.mH @ B).flatten(0, 1), (C @ V).flatten(1))      # B̃ = V⁻¹ B, C̃ = C V
         self.Lambda_re = nn.Parameter(Lambda.real.repeat(J).float())
         self.Lambda_im = nn.Parameter(Lambda.imag.repeat(J).float())
         log_Delta = torch.empty(P // 2).uniform_(math.log(dt_min), math.log(dt_max))
         self.log_Delta = nn.Parameter(log_Delta)
+        self.W = nn.Linear(H, H)
+
+    def unit(self, g):
+        return g * self.W(g).sigmoid()
 
     def system(self):
         """Λ̄ = exp(Λ Δ), B̄ = Λ⁻¹ (Λ̄ - 1) B̃ (their Eq. 6); Re Λ < 0, so that no state grows."""
@@ -157,6 +177,7 @@ class LRU(DiagonalSSM):
     """LRU (Orvieto et al. 2023): the same without Δ, Λ̄ = exp(-exp ν + i exp θ), B̄ = γ ⊙ B.
 
     Starts on a ring, |Λ̄|² uniform in [r_min², r_max²], with γ = √(1 - |Λ̄|²), learned from there.
+    Its unit is W₁ g ⊙ σ(W₂ g).
     """
     recurrent = ("nu", "theta", "log_gamma", "B")
 
@@ -169,6 +190,10 @@ class LRU(DiagonalSSM):
         self.nu = nn.Parameter((-0.5 * radius.log()).log())
         self.theta = nn.Parameter((max_phase * torch.rand(n)).clamp(min=1e-6).log())
         self.log_gamma = nn.Parameter(0.5 * (1 - radius).log())
+        self.glu = nn.Linear(H, 2 * H)                                      # W_1 and W_2
+
+    def unit(self, g):
+        return F.glu(self.glu(g))
 
     def system(self):
         Lambda = torch.polar((-self.nu.exp()).exp(), self.theta.exp())
@@ -208,35 +233,60 @@ class Mamba(Mixer):
         x, past = self.conv.run(x, past)
         x = F.silu(x)
         Delta, B, C = self.W_x(x).split([self.rank, self.N, self.N], -1)    # B, C (B, T, N)
-        Delta = F.softplus(self.W_Delta(Delta))                             # (B, T, E)
+        Delta = self.W_Delta(Delta)                                         # (B, T, E)
         with full_precision(x.device.type):
             x, Delta, B, C = (v.to(self.D.dtype) for v in (x, Delta, B, C))
-            h = x.new_zeros(len(x), *self.A_log.shape) if h is None else h  # (B, E, N)
-            y, h = selective_scan(x, Delta, -self.A_log.exp(), B, C, h, self.chunk)
+            h = x.new_zeros(len(x), x.shape[2], self.N) if h is None else h     # (B, E, N)
+            y, h = self.scan(x, self.step_size(Delta, B), B, C, h)
             y = y + self.D * x                                              # (B, T, E)
         return self.W_out(y * F.silu(z)), (h, past)
 
+    def step_size(self, Delta, B):
+        return F.softplus(Delta)
 
-def selective_scan(x, Delta, A, B, C, h, chunk):
-    """The selective SSM but for D ⊙ x, a chunk of steps at a time.
+    def gate(self, Delta, B):
+        return (Delta * -self.A_log.exp()).exp()                            # (B, T, E, N)
 
-    The T · E · N states never exist at once: a chunk of them fits the cache, and the backward pass
-    makes them again, as the authors' kernel does. Two chunks or less are not worth making twice.
+    def scan(self, x, Delta, B, C, h):
+        """The selective SSM but for D ⊙ x, a chunk of steps at a time.
+
+        The T · E · N states never exist at once: a chunk of them fits the cache, and the backward
+        pass makes them again, as the authors' kernel does. Two chunks or less are not worth it.
+        """
+        if x.shape[1] <= 2 * self.chunk:
+            return self.scan_chunk(h, x, Delta, B, C)
+        y = []
+        for part in zip(*(v.split(self.chunk, 1) for v in (x, Delta, B, C))):
+            y_part, h = checkpoint(self.scan_chunk, h, *part, use_reentrant=False,
+                                   preserve_rng_state=False)
+            y.append(y_part)
+        return torch.cat(y, 1), h
+
+    def scan_chunk(self, h, x, Delta, B, C):
+        gate, write = self.gate(Delta[..., None], B[:, :, None]), (Delta * x)[..., None]
+        h = scan(gate, write * B[:, :, None], h)                            # (B, T, E, N)
+        return (h @ C[..., None])[..., 0], h[:, -1]                         # (B, T, E)
+
+
+class Longhorn(Mamba):
+    """Longhorn (Liu et al. 2024; App. G): Mamba's block around an online learner, key k, query q.
+
+    Each channel x of the block is regressed on k by the implicit step of min ‖s - s_{t-1}‖² +
+    β (sᵀk - x)²: h_t = (1 - Δ_t k_t²) ⊙ h_{t-1} + Δ_t x_t k_t, their diagonal form, with
+    Δ = β / (1 + β ‖k‖²), β = σ(·) of the input. k and q are Mamba's B and C.
     """
-    if x.shape[1] <= 2 * chunk:
-        return _selective_chunk(A, h, x, Delta, B, C)
-    y = []
-    for part in zip(*(v.split(chunk, 1) for v in (x, Delta, B, C))):
-        y_part, h = checkpoint(_selective_chunk, A, h, *part, use_reentrant=False,
-                               preserve_rng_state=False)
-        y.append(y_part)
-    return torch.cat(y, 1), h
+    recurrent = ("D",)
 
+    def __init__(self, H, **sizes):
+        super().__init__(H, **sizes)
+        del self.A_log                                                      # forgets by k alone
 
-def _selective_chunk(A, h, x, Delta, B, C):
-    A_bar = (Delta[..., None] * A).exp()                                    # (B, T, E, N)
-    h = scan(A_bar, (Delta * x)[..., None] * B[:, :, None], h)              # (B, T, E, N)
-    return (h @ C[..., None])[..., 0], h[:, -1]                             # (B, T, E)
+    def step_size(self, Delta, k):
+        beta = Delta.sigmoid()
+        return beta / (1 + beta * k.square().sum(-1, keepdim=True))
+
+    def gate(self, Delta, k):
+        return 1 - Delta * k.square()                                       # (B, T, E, N)
 
 
 # ------------------------------------------------------------------------------------ 4. attention
@@ -282,6 +332,64 @@ class LinearAttention(Mixer):
         past = Z.new_zeros(*Z.shape[:2], 3 * Z.shape[3], 0)
         o, (Z, _) = gril_chunk(v, k, q, one[..., None], one, log_rho, None, (Z, past))
         return o, Z
+
+
+class DeltaNet(Mixer):
+    """DeltaNet (Yang et al. 2024): S_t = S_{t-1} + β_t (v_t - S_{t-1} k_t) k_tᵀ, o_t = S_t q_t.
+
+    q, k, v = SiLU(filter of 4 (W x)) in each head, q and k of length 1, β = σ(w x); the heads'
+    read-outs are normed, then mixed by W_out.
+    """
+    writes = "W_out"
+
+    def __init__(self, H, heads=1, w=4):
+        super().__init__()
+        self.d, self.heads = divide(H, heads, "DeltaNet: width H into heads"), heads
+        self.W_qkv, self.conv = nn.Linear(H, 3 * H, bias=False), CausalConv(3 * H, w)
+        self.W_beta, self.W_out = nn.Linear(H, heads, bias=False), nn.Linear(H, H, bias=False)
+        self.norm = nn.RMSNorm(self.d, eps=1e-5)
+
+    def run(self, x, state=None):
+        S, past = state or (None, None)
+        y, past = self.conv.run(self.W_qkv(x), past)
+        q, k, v = (z.unflatten(-1, (self.heads, self.d)) for z in F.silu(y).chunk(3, -1))
+        with full_precision(x.device.type):
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            q, k, v = (z.to(dtype) for z in (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v))
+            beta = self.W_beta(x).to(dtype).sigmoid()[..., None, None]      # (B, T, heads, 1, 1)
+            S = q.new_zeros(len(x), self.heads, self.d, self.d) if S is None else S
+            o = []
+            for q_t, k_t, v_t, beta_t in zip(*(z.unbind(1) for z in (q, k, v, beta))):
+                error = v_t[..., None] - S @ k_t[..., None]                 # (B, heads, d, 1)
+                S = S + beta_t * error @ k_t[..., None, :]
+                o.append((S @ q_t[..., None])[..., 0])
+        o = self.norm(torch.stack(o, 1).to(x.dtype))                        # (B, T, heads, d)
+        return self.W_out(o.flatten(2)), (S, past)
+
+
+class Filtered(GrilMixer):
+    """What the window is, as a control: GRIL with w = 1 on v, k, u that went through filters.
+
+    With Q = a bᵀ the cross-product C_v Q C_kᵀ is (C_v a)(C_k b)ᵀ, the outer product of a filtered
+    value and a filtered key, read with the filtered C_u q: a GRIL of rank one is linear attention
+    after three short causal filters. These are per channel, as are those of other models.
+    """
+
+    def __init__(self, H, P, J, w=3, **options):
+        super().__init__(H, P, J, w=1, **options)
+        self.conv = CausalConv(3 * P, w, std=w ** -0.5)                     # keeps unit variance
+
+    def recur(self, v, k, u, log_rho, theta, state):
+        state, past = state
+        x = torch.cat([v, k, u], -1).flatten(2)                             # (B, T, J 3h)
+        x, past = self.conv.run(x, past.to(x.dtype))
+        v, k, u = x.unflatten(-1, (self.J, -1)).split(self.h, -1)
+        o, state = super().recur(v, k, u, log_rho, theta, state)
+        return o, (state, past)
+
+    def start(self, z):
+        Z, past = super().start(z)
+        return (Z, past), z.new_zeros(len(z), len(self.conv.W) - 1, len(self.conv.b))
 
 
 class Attention(Mixer):
@@ -376,7 +484,7 @@ class RecurrentBlock(Mixer):
     def __init__(self, H, D, blocks=1):
         super().__init__()
         self.W_in, self.W_out = nn.Linear(H, 2 * D), nn.Linear(D, H)
-        self.inner = Stack(CausalConv(D), RGLRU(D, blocks))
+        self.inner = Stack(CausalConv(D, 4, std=math.sqrt(0.01 / 4)), RGLRU(D, blocks))
 
     def run(self, x, state=None):
         gate, x = self.W_in(x).chunk(2, -1)                                 # (B, T, D)
@@ -387,8 +495,19 @@ class RecurrentBlock(Mixer):
 def griffin_mixer(H, heads=1, i=0, D=None, window=1024):
     """Mixer i of De et al.'s pattern: recurrent, recurrent, local multi-query attention."""
     if i % 3 == 2:
-        return Attention(H, heads, 1, window)
-    return RecurrentBlock(H, D or heads * round(4 * H / 3 / heads), heads)          # "LRU width"
+        return griffin_start(Attention(H, heads, 1, window))
+    D = D or heads * round(4 * H / 3 / heads)                               # "LRU width"
+    return griffin_start(RecurrentBlock(H, D, heads))
+
+
+def griffin_start(module):
+    """Their start of dense layers: normal with variance 1 / fan-in, no bias."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=part.in_features ** -0.5)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+    return module
 
 
 class Griffin(Stack):
@@ -396,7 +515,7 @@ class Griffin(Stack):
 
     def __init__(self, H, heads=1, D=None, window=1024, dropout=0.0):
         mixers = [griffin_mixer(H, heads, i, D, window) for i in range(3)]
-        parts = [part for mixer in mixers for part in (mixer, GatedMLP(H, 3 * H))]
+        parts = [part for mixer in mixers for part in (mixer, griffin_start(GatedMLP(H, 3 * H)))]
         super().__init__(*(Block(part, H, dropout) for part in parts))
 
 
@@ -434,11 +553,15 @@ class Model(NamedTuple):
 GRIL = "P J w gate r_min r_max max_phase form beta"
 MODELS = {
     "gril": Model(GrilMixer, GRIL, in_context=None, lm=dict(framed=True)),
-    "s5": Model(S5, "J", lra=dict(J=1), lm=dict(framed=True)),
+    "filtered": Model(Filtered, GRIL, in_context=None, lm=dict(framed=True)),
+    "s5": Model(S5, "P J", lm=dict(framed=True)),
     "lru": Model(LRU, "r_min r_max max_phase", lm=dict(framed=True)),
     "mamba": Model(Mamba, norm=True, in_context=dict(default=sizes(), paper=sizes(64))),
     "mamba_lp": Model(Mamba, norm=True, lra=None, lm=None, in_context=dict(
         tokens="projected", default=sizes(), paper=sizes(128, layers=4, weight_decay=0.01))),
+    "longhorn": Model(Longhorn, norm=True),
+    "deltanet": Model(DeltaNet, norm=True, lra=None, lm=None,
+                      in_context=dict(default=sizes(heads=1))),
     "griffin": Model(griffin_mixer, "heads i", Griffin, norm=True, in_context=dict(
         default=sizes(heads=2), paper=sizes(layers=2, heads=2)), lra=dict(heads=4, depth=1 / 3)),
     "griffin_lp": Model(griffin_mixer, layer=Griffin, norm=True, lra=None, lm=None, in_context=dict(

@@ -41,7 +41,8 @@ import torch
 import train
 from gril import GRIL, construct_multivariate
 from pictures import page
-from pictures.comparisons import fig3c, gates, lra, model_comparison, nd_comparison, wikitext2
+from pictures.comparisons import (candidates, fig3c, gates, leaving_zero, lra, model_comparison,
+                                  nd_comparison, wikitext2)
 from pictures.drawings import forms, how, prompt
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
                             first, flattened, fresh, largest, losses, matrix, mean, narrow_legend,
@@ -290,7 +291,9 @@ ABLATIONS = {           # task, model -> the paper's loss
 
 
 def ablations(quick):
-    results = {(task, model): five(quick, task=task, model=model) for task, model in ABLATIONS}
+    tokens = {"scalar_regression": dict(raw=True), "nd_regression": {}}     # who forms x y is the question
+    results = {(task, model): five(quick, task=task, model=model, **tokens[task])
+               for task, model in ABLATIONS}
     counted = fresh(results["nd_regression", "gril"])
     table(f"Ablations (App. C), losses on the same {counted}", ("task", "model"), results,
           {"loss": mean("loss"), "÷ zero predictor": mean("loss", "zero_loss"),
@@ -410,7 +413,8 @@ FIGURES = {
     "binary_100": partial(classification, "binary_100", "binary_classification", 100),
     "softmax_100": partial(classification, "softmax_100", "softmax_classification", 100),
     "ablations": ablations, "second_order": second_order, "state": state,
-    "fig3c": fig3c, "nd_comparison": nd_comparison, "model_comparison": model_comparison,
+    "fig3c": fig3c, "nd_comparison": nd_comparison, "leaving_zero": leaving_zero,
+    "candidates": candidates, "model_comparison": model_comparison,
     "lra": lra, "gates": gates, "wikitext2": wikitext2,
 }
 

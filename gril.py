@@ -253,9 +253,9 @@ SCALAR_VARIANTS = {             # App. C.1: what Ψ is fed, how the state is rea
 class ScalarGRIL(PromptLayer):
     """Scalar targets, Eq. 12 to 14 (Sec. 4.1, App. A.1): the state is a vector z.
 
-    Tokens are the raw [x_t, y_t, x_{t+1}]; the layer forms the product x_t y_t ("input
-    construction") itself, so that its ablation sees the same data. Without "output construction"
-    a learned vector reads the state, o = uᵀ z.
+    Tokens are the paper's c_t = [x_t y_t, x_{t+1}]. On raw ones, [x_t, y_t, x_{t+1}], the layer
+    forms the product x_t y_t itself; the ablation without this "input construction" is fed raw
+    tokens as they are. Without "output construction" a learned vector reads the state, o = uᵀ z.
     """
     recurrent = ("A",)
 
@@ -274,8 +274,10 @@ class ScalarGRIL(PromptLayer):
         self.beta = nn.Parameter(torch.ones(1))
 
     def run(self, s, form):
-        x, y, x_next = s.split([self.f, 1, self.f], -1)
-        c = torch.cat([x * y, x_next], -1) if self.variant["product"] else s    # (B, T, 2f | 2f+1)
+        c = s                                                   # (B, T, 2f), or raw (B, T, 2f+1)
+        if self.variant["product"] and s.shape[-1] == 2 * self.f + 1:
+            x, y, x_next = s.split([self.f, 1, self.f], -1)
+            c = torch.cat([x * y, x_next], -1)
         z = STATES[form](self.A, c @ self.Psi.mT)               # Eq. 12: z_t = A ⊙ z_{t-1} + Ψ c_t
         r = c @ self.Theta.mT if self.variant["query"] else self.u
         o = (z * r).sum(-1, keepdim=True)                       # Eq. 13: o_t = β z_tᵀ Θ c_t

@@ -3,7 +3,7 @@
 An in-context task is one prompt: N examples (x_i, y_i) of a freshly drawn W and a query x_{N+1}
 whose target is held out (Sec. 5, App. B, App. C).
 
-  scalar_regression       y = w·x                        tokens [x_t, y_t, x_{t+1}]    Sec. 4.1, B.1
+  scalar_regression       y = w·x                        tokens [x_t y_t, x_{t+1}]     Sec. 4.1, B.1
   nd_regression           y = W x,  W (f, f)             tokens x_1, y_1, x_2, …       Sec. 4.2, B.2
   multistep_regression    the same, for several layers                                 Sec. 4.3, B.4
   nonlinear_regression    y = sin(W x)                                                 Sec. 4.3, B.4
@@ -372,7 +372,8 @@ class NdRegression(InContext):
 class ScalarRegression(NdRegression):
     """Sec. 4.1, App. B.1: one target a token."""
     name = "scalar_regression"
-    options = dict(NdRegression.options, hidden=Option(None, "state size", least=1, kind=int))
+    options = dict(NdRegression.options, hidden=Option(None, "state size", least=1, kind=int),
+                   raw=Option(False, "tokens [x_t, y_t, x_{t+1}], without their product"))
     recipes = dict(default=dict(DEFAULT, steps=3000, batch=1024),
                    paper=dict(PAPER, weight_decay=0.05, hidden=20))
 
@@ -381,13 +382,19 @@ class ScalarRegression(NdRegression):
         return 1
 
     def tokens(self, x, y):
-        return torch.cat([x[:, :-1], y[:, :-1], x[:, 1:]], -1)              # (B, N, 2f+1)
+        x, y, x_next = x[:, :-1], y[:, :-1], x[:, 1:]
+        parts = (x, y, x_next) if self.raw else (x * y, x_next)
+        return torch.cat(parts, -1)                                         # (B, N, 2f or 2f+1)
 
     def models(self):
         return ["gril", *(name for name in SCALAR_VARIANTS if name != "full")]
 
     def own(self, name):
-        return ScalarGRIL(self.f, self.hidden, "full" if name == "gril" else name)
+        variant = "full" if name == "gril" else name
+        if not (self.raw or SCALAR_VARIANTS[variant]["product"]):
+            raise ValueError(f"--model {name} is without the product x_t y_t, which is in the "
+                             "tokens: --raw leaves it out")
+        return ScalarGRIL(self.f, self.hidden, variant)
 
     def constructed(self):
         return construct_scalar(ScalarGRIL(self.f, self.hidden), self.eta, self.N)

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 import lm
 import lra
 import train
-from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, GatedMLP, Griffin,
-                       LinearAttention, Mamba, Model, Pairs, RecurrentBlock, Stack,
-                       Transformer, hippo, make, offered, recipe, rotate, state_size)
+from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, DeltaNet, Filtered, GatedMLP,
+                       Griffin, LinearAttention, Longhorn, Mamba, Model, Pairs, RecurrentBlock,
+                       Stack, Transformer, griffin_mixer, hippo, make, offered, recipe, rotate,
+                       state_size)
 from gril import GRIL, Block, GrilMixer, MultistepGRIL, ScalarGRIL, interleave
 from tasks import TASKS, gradient_descent, query
 from test_gril import agree, seeded
@@ -23,6 +24,9 @@ MIXERS = {
     "S5":               lambda: S5(H, P=12, J=3),
     "LRU":              lambda: LRU(H, P=12),
     "Mamba":            lambda: Mamba(H, N=3),
+    "Longhorn":         lambda: Longhorn(H, N=3),
+    "DeltaNet":         lambda: DeltaNet(H, heads=2),
+    "Filtered":         lambda: Filtered(H, 8, 2),
     "LinearAttention":  lambda: LinearAttention(H, heads=2),
     "Attention":        lambda: Attention(H, heads=2),
     "local attention":  lambda: Attention(H, heads=4, kv_heads=1, window=5),
@@ -43,7 +47,7 @@ def built(name):
 
 def leaves(state):
     """The tensors of a state, however it is nested."""
-    if state is None:
+    if state is None or torch.is_tensor(state) and state.numel() == 0:      # a past of no tokens
         return []
     return [state] if torch.is_tensor(state) else [x for s in state for x in leaves(s)]
 
@@ -100,8 +104,15 @@ def ssm(A, B, C, D, u):
     return torch.stack(y, 1)
 
 
-def glu(layer, y):
+def s5_unit(layer, y):
+    """Of S5's code, half_glu2 as in its experiments: g ⊙ σ(W g), one matrix."""
     return F.gelu(y) * torch.sigmoid(F.gelu(y) @ layer.W.weight.mT + layer.W.bias)
+
+
+def lru_unit(layer, y):
+    """Orvieto et al.'s GLU: two matrices, W_1 g ⊙ σ(W_2 g)."""
+    (W_1, W_2), (b_1, b_2) = layer.glu.weight.chunk(2), layer.glu.bias.chunk(2)
+    return (F.gelu(y) @ W_1.mT + b_1) * torch.sigmoid(F.gelu(y) @ W_2.mT + b_2)
 
 
 def pairs(z):
@@ -116,12 +127,15 @@ def test_s5_is_the_dense_system_with_both_members_of_each_pair():
     Delta = pairs(layer.log_Delta.exp())[:, None]
     A_bar, B_bar = hold(Delta * pairs(Lambda).diag(), Delta * pairs(B))
     expected = ssm(A_bar, B_bar, pairs(C.mT).mT, layer.D, u)
-    agree(1e-12, y=(layer(u), glu(layer, expected)))
+    agree(1e-12, y=(layer(u), s5_unit(layer, expected)))
 
 
 @torch.no_grad()
 def test_s5_starts_as_blocks_of_the_real_hippo_system():
-    """With one timescale: x' = A x + B u in real coordinates, A block-diagonal HiPPO-N."""
+    """With one timescale: x' = A x + B u in real coordinates, A block-diagonal HiPPO-N.
+
+    C̃ = C V is half of a real read-out, whatever complex C was.
+    """
     layer, u, h, J = built("S5"), seeded(2, 30, H), 4, 3
     layer.log_Delta.fill_(math.log(0.05))
     A, rank_one = legs(h)
@@ -129,7 +143,7 @@ def test_s5_starts_as_blocks_of_the_real_hippo_system():
     B = 2 * (V @ torch.view_as_complex(layer.B)).real               # back from B̃ = V⁻¹ B, C̃ = C V
     C = 2 * (torch.view_as_complex(layer.C) @ V.mH).real
     A_bar, B_bar = hold(0.05 * torch.block_diag(*[A + rank_one] * J), 0.05 * B)
-    expected = glu(layer, ssm(A_bar, B_bar, C, layer.D, u))
+    expected = s5_unit(layer, ssm(A_bar, B_bar, C, layer.D, u))
     agree(1e-6, y=(layer(u), expected))         # weights were rounded to float32
 
 
@@ -138,7 +152,7 @@ def test_lru_is_its_recurrence():
     Lambda = torch.exp(torch.complex(-layer.nu.exp(), layer.theta.exp()))
     B = layer.log_gamma.exp()[:, None] * torch.complex(*layer.B.unbind(-1))
     expected = ssm(Lambda.diag(), B, 2 * torch.complex(*layer.C.unbind(-1)), layer.D, u)
-    agree(1e-12, y=(layer(u), glu(layer, expected)))
+    agree(1e-12, y=(layer(u), lru_unit(layer, expected)))
 
 
 @torch.no_grad()
@@ -159,6 +173,68 @@ def test_mamba_is_algorithm_2_step_by_step():
         h = A_bar * h + torch.einsum("be,bn,be->ben", Delta, B, x_t)
         y.append(torch.einsum("ben,bn->be", h, C) + layer.D * x_t)
     agree(1e-12, y=(layer(u), (torch.stack(y, 1) * F.silu(z)) @ layer.W_out.weight.mT))
+
+
+@torch.no_grad()
+def test_longhorn_is_an_online_learner_in_mambas_block():
+    """Algorithm 1 of Liu et al., a channel at a time; its step solves their Eq. 5 for N = 1."""
+    layer, u = built("Longhorn"), seeded(2, 40, H)
+    E, N = len(layer.D), layer.N
+    layer.D.copy_(seeded(E, seed=1))
+    x, z = (u @ W.mT for W in layer.W_in.weight.split(E))
+    x = F.silu(layer.conv(x))
+    W_low, W_k, W_q = layer.W_x.weight.split([layer.rank, N, N])
+    h, y = torch.zeros(2, E, N, dtype=f64), []
+    for x_t in x.unbind(1):
+        k, q, beta = x_t @ W_k.mT, x_t @ W_q.mT, torch.sigmoid(layer.W_Delta(x_t @ W_low.mT))
+        for b in range(2):
+            for e in range(E):
+                Delta = beta[b, e] / (1 + beta[b, e] * (k[b] @ k[b]))
+                h[b, e] = (1 - Delta * k[b] ** 2) * h[b, e] + Delta * x_t[b, e] * k[b]
+        y.append((h @ q[..., None])[..., 0] + layer.D * x_t)
+    agree(1e-12, y=(layer(u), (torch.stack(y, 1) * F.silu(z)) @ layer.W_out.weight.mT))
+    s, k, x, beta = torch.tensor((0.3, 0.8, -1.1, 0.6), dtype=f64)          # one key, so exactly
+    Delta = layer.step_size(beta.logit(), k[None])
+    s_new = layer.gate(Delta, k) * s + Delta * x * k
+    agree(1e-12, derivative=((s_new - s) + beta * (s_new * k - x) * k, torch.zeros(1, dtype=f64)))
+
+
+@torch.no_grad()
+def test_deltanet_corrects_what_its_state_answers():
+    """After a write with β = 1 the state answers v to k; else it moves by β of the error."""
+    layer, x = built("DeltaNet"), seeded(2, 40, H)
+    y, d = layer.conv(x @ layer.W_qkv.weight.mT), H // 2
+    q, k, v = (F.silu(z).view(2, 40, 2, d) for z in y.chunk(3, -1))
+    beta, out = torch.sigmoid(x @ layer.W_beta.weight.mT), torch.zeros(2, 40, 2, d, dtype=f64)
+    for b, head in itertools.product(range(2), range(2)):
+        S = torch.zeros(d, d, dtype=f64)
+        for t in range(40):
+            key, query = (z[b, t, head] / z[b, t, head].norm() for z in (k, q))
+            S = S @ (torch.eye(d, dtype=f64) - beta[b, t, head] * torch.outer(key, key))
+            S = S + beta[b, t, head] * torch.outer(v[b, t, head], key)
+            o = S @ query
+            out[b, t, head] = o / (o.square().mean() + 1e-5).sqrt() * layer.norm.weight
+    agree(1e-12, y=(layer(x), out.flatten(2) @ layer.W_out.weight.mT))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gate", ("real", "complex"))
+def test_a_window_of_rank_one_is_linear_attention_after_short_filters(gate):
+    """C_v (a bᵀ) C_kᵀ = (C_v a)(C_k b)ᵀ: the filters a, b and q over values, keys, read-outs."""
+    torch.manual_seed(0)
+    gril, x = GrilMixer(H, 8, 2, w=3, gate=gate).to(f64), seeded(2, 40, H)
+    filtered, (a, b) = Filtered(H, 8, 2, w=3, gate=gate).to(f64), seeded(2, 2, 3)
+    gril.Q.copy_(a[:, :, None] * b[:, None])
+    there = {name: p for name, p in gril.state_dict().items() if name not in ("Q", "q")}
+    filtered.load_state_dict(there, strict=False)
+    filtered.Q.fill_(1)
+    filtered.q.fill_(1)
+    filtered.conv.b.zero_()
+    taps = torch.stack([a, b, gril.q], 1)[..., None].expand(2, 3, 3, 4)     # (J, v k u, w, h)
+    filtered.conv.W.copy_(taps.permute(2, 0, 1, 3).flatten(1))
+    agree(1e-12, y=(filtered(x), gril(x)))
+    gril.Q.copy_(seeded(2, 3, 3, seed=1))                                   # of rank three: no more
+    assert not torch.allclose(filtered(x), gril(x), atol=1e-3)
 
 
 @torch.no_grad()
@@ -393,8 +469,8 @@ def standard_deviation(expected, *starts):
 def test_random_starts_have_their_published_size():
     s5, H, P = S5(256, P=512, J=4), 256, 512
     V = torch.block_diag(*[hippo(P // 4)[1]] * 4).to(torch.cfloat)  # (P, P/2); B̃ = Vᴴ B, C̃ = C V
-    standard_deviation(H ** -0.5, 2 * (V @ torch.view_as_complex(s5.B)).real)
-    standard_deviation(P ** -0.5, 2 * (torch.view_as_complex(s5.C) @ V.mH).real)
+    standard_deviation(P ** -0.5, 2 * (V @ torch.view_as_complex(s5.B)).real)
+    standard_deviation(P ** -0.5, s5.C)                                 # Re and Im; V is unitary
     lru, attention = LRU(512), LinearAttention(512)
     standard_deviation((2 * 512) ** -0.5, lru.B)                        # real and imaginary parts
     standard_deviation((2 * 512) ** -0.5, lru.C)
@@ -406,6 +482,18 @@ def test_random_starts_have_their_published_size():
         assert 0.499 < x.max() <= 0.5 and -0.5 <= x.min() < -0.499
         assert abs(x.std() - 12 ** -0.5) < 0.01
     assert (RGLRU(8).b == 0).all()
+    for i in range(3):
+        for path, part in griffin_mixer(960, 2, i).named_modules():
+            if isinstance(part, torch.nn.Linear):
+                standard_deviation(part.in_features ** -0.5, part.weight)
+            if isinstance(part, CausalConv):
+                standard_deviation((0.01 / 4) ** 0.5, part.W)
+            for name, bias in part.named_parameters(recurse=False):
+                assert name not in ("b", "bias") or (bias == 0).all(), path
+    gated = Griffin(96).layers[1].mixer
+    standard_deviation(96 ** -0.5, gated.W_13.weight)
+    standard_deviation(288 ** -0.5, gated.W_2.weight)
+    standard_deviation(3 ** -0.5, Filtered(8, 800, 1).conv.W)
     assert abs(S5(2000, P=2).D.std() - 1) < 0.1
 
 
@@ -434,7 +522,7 @@ def test_every_parameter_is_reached_and_every_recurrent_one_exists(name):
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.any(), f"{n}: no gradient"
     named = [getattr(m, n) for m in network.modules() for n in getattr(m, "recurrent", ())]
     assert all(isinstance(p, torch.nn.Parameter) for p in named)
-    assert bool(named) == (name not in ("linear_attention", "transformer"))
+    assert bool(named) == (name not in ("linear_attention", "transformer", "deltanet"))
 
 
 MAMBA = {"W_in": [4], "W_out": [2]}
@@ -444,6 +532,7 @@ GRIFFIN = {"W_in": [2.67], "W_out": [1, 1.33], "W_13": [6], "W_2": [3]}     # 1:
 @pytest.mark.parametrize("name, layer, projected, normed, inner", (
     ("s5", S5, False, False, {}), ("lru", LRU, False, False, {}),
     ("linear_attention", LinearAttention, False, False, {"P": [1]}),
+    ("longhorn", Longhorn, False, True, MAMBA), ("deltanet", DeltaNet, False, True, {"W_qkv": [3]}),
     ("mamba", Mamba, False, True, MAMBA), ("mamba_lp", Mamba, True, True, MAMBA),
     ("griffin", Griffin, False, True, GRIFFIN), ("griffin_lp", Griffin, True, True, GRIFFIN),
     ("transformer", Transformer, True, True, {"W_1": [4], "W_2": [4]})))
@@ -497,6 +586,7 @@ def test_state_sizes():
     x = torch.zeros(3, 21, 32)
     for model, size in (
             (S5(32, P=16), 16), (LRU(32, P=16), 16), (Mamba(32), 64 * 16 + 64 * 3),
+            (Longhorn(32), 64 * 16 + 64 * 3), (DeltaNet(32, heads=2), 2 * 16 * 16 + 96 * 3),
             (LinearAttention(32, heads=2), 2 * 16 * 16), (Transformer(32, heads=4), 2 * 21 * 32),
             (Griffin(32, heads=2, D=30, window=9), 2 * (30 + 3 * 30) + 2 * 8 * 16)):
         assert state_size(model, x) == size, type(model)
@@ -513,7 +603,8 @@ def test_under_autocast_recurrent_states_stay_float32(name):
         y1, _ = block.step(x[:, 0], state)
     agree(0.05, y=(y.float(), block(x)))
     assert y1.isfinite().all()
-    if name in ("S5", "LRU", "Mamba", "LinearAttention", "RGLRU"):
+    if name in ("S5", "LRU", "Mamba", "Longhorn", "DeltaNet", "Filtered", "LinearAttention",
+                "RGLRU"):
         assert leaves(state)[0].dtype in (torch.float32, torch.complex64)
 
 
@@ -528,6 +619,7 @@ def test_under_autocast_recurrent_states_stay_float32(name):
     (lambda: Attention(8, window=0), "at least the token itself, got 0"),
     (lambda: LinearAttention(10, heads=3), "10 is not divisible by 3"),
     (lambda: RGLRU(10, blocks=3), "10 is not divisible by 3"),
+    (lambda: DeltaNet(10, heads=3), "10 is not divisible by 3"),
     (lambda: Griffin(8, heads=2, D=9), "9 is not divisible by 2"),
     (lambda: make("mamba2", 4, 4, 8),
      "unknown model 'mamba2', did you mean mamba. There are: s5, lru, mamba"),
@@ -669,6 +761,7 @@ def test_sizes_that_do_not_fit_are_answered(tmp_path, words, answer):
 
 @pytest.mark.parametrize("model, default, paper", (             # width, layers, heads
     ("s5", (32, 1), (32, 1)), ("lru", (32, 1), (32, 1)), ("mamba", (32, 1), (64, 1)),
+    ("longhorn", (32, 1), (32, 1)), ("deltanet", (32, 1, 1), (32, 1, 1)),
     ("mamba_lp", (32, 1), (128, 4)), ("griffin", (32, 1, 2), (32, 2, 2)),
     ("griffin_lp", (32, 1, 2), (96, 4, 4)), ("linear_attention", (32, 1, 1), (32, 1, 1)),
     ("linear_attention_pairs", (32, 1, 1), (32, 1, 1)), ("transformer", (32, 2, 4), (32, 2, 4))))
