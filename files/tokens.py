@@ -3,7 +3,7 @@
   1. tokenizers   BPE(encoder.json, vocab.bpe) gives GPT-2's own ids; Bytes needs no vocabulary
   2. token files  prepare makes them from WikiText or any text, read_tokens maps them into memory
 
-The tokens of a text are one file per tokenizer (files/arrays.py): uint16 ids of train, valid and
+The tokens of a text are one file per tokenizer (files/whole.py): uint16 ids of train, valid and
 test, and a header that names the tokenizer, how many there are, and from where.
 """
 import json
