@@ -2,7 +2,7 @@
 
 All are gril.Mixer: run(x, state) -> (y, state) for a stretch, step for one token of a stream.
 
-  1. shared       Stack, causal convolution, feed-forward layers
+  1. shared       Stack, causal convolution, feed-forward layers; a gated recurrent GD, f⁴ weights
   2. S5, LRU      constant diagonal complex gate             Smith et al. 2023; Orvieto et al. 2023
   3. Mamba        gate, write and read chosen by the input   Gu & Dao 2023
      Longhorn     the same block, an online learner inside   Liu et al. 2024
@@ -106,6 +106,27 @@ def divide(size, parts, what):
     if size % parts:
         raise ValueError(f"{what}: {size} is not divisible by {parts}")
     return size // parts
+
+
+class GatedRecurrent(Mixer):
+    """Linear attention by a gated recurrent network (Zucchet et al. 2023), set to gradient descent.
+
+    h_t = h_{t-1} + W_1 c_t ⊙ W_2 c_t,  o_t = D (W_3 h_t ⊙ W_4 c_t)  on tokens c = [x_t, y_t,
+    x_{t+1}] with a state of f² numbers: all that a layer of f² gated units has to do is select the
+    products y_i x_j, and W_3 alone has f⁴ weights for it (Sec. 4.5).
+    """
+
+    def __init__(self, f, eta, N):
+        super().__init__()
+        i, j = torch.arange(f).repeat_interleave(f), torch.arange(f).repeat(f)      # of y_i x_j
+        eye = torch.eye(3 * f)
+        self.W_1, self.W_2, self.W_4 = map(nn.Parameter, (eye[f + i], eye[j], eye[2 * f + j]))
+        self.W_3, self.D = nn.Parameter(torch.eye(f * f)), nn.Parameter(eta / N * eye[:f, :f][:, i])
+
+    def run(self, c, h=None):
+        write = (c @ self.W_1.mT) * (c @ self.W_2.mT)                       # (B, T, f²)
+        h = write.cumsum(1) if h is None else h[:, None] + write.cumsum(1)
+        return (h @ self.W_3.mT * (c @ self.W_4.mT)) @ self.D.mT, h[:, -1]
 
 
 # ----------------------------------------------------------------------------------- 2. S5 and LRU

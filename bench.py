@@ -6,9 +6,7 @@
     python bench.py streaming     time per token to position 100,000, beside a key-value cache
     python bench.py generation    tokens a second of five language models, after 100 to 100,000
     python bench.py icl           optimiser steps of nd_regression, beside the plainest loop
-    python bench.py data          ListOps expressions and BPE megabytes per second
     python bench.py loader        tokens that LRA's loader delivers, beside those training takes
-    python bench.py forms         loop, scan and chunk on the same tokens, time and peak memory
     python bench.py cuda-check    for the first person with a GPU: does it compute the same there?
 
     --plot draws it into docs/images, --json FILE writes it, --rounds N is how often all is repeated
@@ -22,6 +20,7 @@ import json
 import multiprocessing
 import time
 from functools import partial
+from itertools import product, repeat
 from pathlib import Path
 from statistics import median
 
@@ -34,14 +33,11 @@ from torch.utils._pytree import tree_leaves
 
 import baselines
 from baselines import parameters
-from files.arena import listops_lines
-from files.downloads import data_folder
-from files.tokens import BPE
 from gril import GRIL, Block, GrilMixer, construct_multivariate
 from lm import LanguageModel, NextToken
 from lra import LRA
 from pictures.plots import finish, place
-from tasks import NdRegression
+from tasks import Batch, NdRegression
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRESETS = {             # sizes of the paper's tables, 16,384 tokens a batch; laptop is ours
@@ -74,21 +70,21 @@ def line(row):
     cells = [f"{value:25s}" if isinstance(value, str) else
              f"{name.replace('_', ' ')} {format(value, ',' if type(value) is int else ',.4g'):9s}"
              for name, value in row.items() if name not in ("ratio", "low", "high")]
-    if "low" in row:
-        middle = f"ratio {row['ratio']:.2f} " if "ratio" in row else ""
-        cells.append(f"{middle}[{row['low']:.2f}, {row['high']:.2f}]")
+    if "ratio" in row:
+        cells.append("ratio {ratio:.2f} [{low:.2f}, {high:.2f}]".format(**row))
     return " ".join(cells)
 
 
 # ---------------------------------------------------------------------------------------- measuring
 
-def interleaved(contenders, rounds):
+def interleaved(contenders, rounds, times=1):
     """name -> seconds of every round; contenders take turns, once to warm up."""
     seconds = {name: [] for name in contenders}
     for i in range(rounds + 1):
         for name, work in contenders.items():
             start = time.perf_counter()
-            work()
+            for _ in range(times):
+                work()
             if DEVICE.type == "cuda":
                 torch.cuda.synchronize()
             if i:
@@ -102,52 +98,21 @@ def ratio(slow, fast):
     return dict(ratio=median(ratios), low=ratios[0], high=ratios[-1])
 
 
-def passes(module, *shape, backward=True):
+def passes(module, *shape, inputs=1, backward=True):
     """One forward (and backward) of a module on inputs of this shape, as work to be timed."""
     module = module.to(DEVICE)
-    x = torch.randn(*shape, device=DEVICE, requires_grad=backward)
-    g = torch.randn(*shape, device=DEVICE)      # not of y.sum(): one without strides slows products
+    given = [torch.randn(shape, device=DEVICE, requires_grad=backward) for _ in range(inputs)]
+    g = torch.randn(shape, device=DEVICE)       # not of y.sum(): one without strides slows products
 
     def work():
-        x.grad = None
-        module.zero_grad()
+        for x in (*given, *module.parameters()):
+            x.grad = None
         with (torch.set_grad_enabled(backward),
               torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda")):
-            y = module(x)
+            y = module(*given)
         if backward:
             y.backward(g.to(y.dtype))
     return work
-
-
-def repeat(work, count):
-    for _ in range(count):
-        work()
-
-
-def peak_megabytes(work, *args):
-    """Memory that forward + backward adds at its peak, in a process of its own; on CUDA in all."""
-    if DEVICE.type == "cuda":
-        work(*args)()
-        torch.cuda.reset_peak_memory_stats()
-        work(*args)()
-        return torch.cuda.max_memory_allocated() / 2 ** 20
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak, (work, args))
-
-
-def _peak(work, args):
-    work = work(*args)
-    x = torch.ones(64, 64, requires_grad=True)
-    x.mm(x).sum().backward()                                    # libraries loaded before reading
-    before = _high_water()
-    work()
-    return (_high_water() - before) / 1024
-
-
-def _high_water():
-    """Peak kilobytes of this process alone; getrusage would count its parent's too."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
 
 
 # ----------------------------------------------------------------------- the recurrence, and blocks
@@ -164,47 +129,34 @@ class Dense(nn.Module):
         return self.mixer.output(v + k + u, z)
 
 
-def recurrence(mixer, B, T, compiled=False):
-    """Forward and backward of what stands between the projections, the gates with it."""
-    mixer, shape = mixer.to(DEVICE), (B, T, mixer.J, mixer.h)
-    v, k, u = (torch.randn(shape, device=DEVICE, requires_grad=True) for _ in range(3))
-    g = torch.randn(shape, device=DEVICE)
+class Recurrence(Dense):
+    """What stands between the projections, the gates with it."""
 
-    def recur(v, k, u):
-        log_rho, theta, _ = mixer.gates()
-        return mixer.recur(v, k, u, log_rho, theta, mixer.start(v))[0]
-    recur = torch.compile(recur, dynamic=False) if compiled else recur
-
-    def work():
-        for x in (v, k, u):
-            x.grad = None
-        mixer.zero_grad()
-        recur(v, k, u).backward(g)
-    return work
+    def forward(self, v, k, u):
+        log_rho, theta, _ = self.mixer.gates()
+        return self.mixer.recur(v, k, u, log_rho, theta, self.mixer.start(v))[0]
 
 
 @benchmark
 def core(rounds, compiled=False):
     """Time ÷ that of the dense layers (with --compile, chunk and a real gate alone)."""
     for name, sizes in PRESETS.items():
-        for gate in ("real",) if compiled else ("real", "complex"):
-            rows = against_dense(gate, ("chunk",), rounds, compiled, **sizes)
-            numbers = sizes["B"] * sizes["T"] * sizes["P"] ** 2 // sizes["J"]       # in all states
-            if not compiled and numbers <= 3e8:                 # apart, for the caches' sake
-                rows += against_dense(gate, ("scan", "loop"), 1, compiled, **sizes)
-            for row in rows:
-                yield dict(preset=name, gate=gate, **row)
-
-
-def against_dense(gate, forms, rounds, compiled, B, T, H, P, J):
-    """Forms of a recurrence beside the dense layers of its block."""
-    torch.compiler.reset()
-    mixers = {form: GrilMixer(H, P, J, gate=gate, form=form) for form in forms}
-    dense = Dense(mixers[forms[0]])
-    dense = torch.compile(dense, dynamic=False) if compiled else dense
-    work = {form: recurrence(mixer, B, T, compiled) for form, mixer in mixers.items()}
-    seconds = interleaved(dict(dense=passes(dense, B, T, H), **work), rounds)
-    return [dict(form=form, **ratio(seconds[form], seconds["dense"])) for form in forms]
+        B, T, H, P, J = sizes.values()
+        turns = {("chunk",): rounds}                            # apart, for the caches' sake
+        if not compiled and B * T * P ** 2 // J <= 3e8:         # numbers in all states
+            turns["scan", "loop"] = 1
+        for gate, forms in product(("real",) if compiled else ("real", "complex"), turns):
+            torch.compiler.reset()
+            mixers = {form: GrilMixer(H, P, J, gate=gate, form=form) for form in forms}
+            dense = Dense(mixers[forms[0]])
+            parts = {form: Recurrence(mixer) for form, mixer in mixers.items()}
+            for module in (dense, *parts.values()) if compiled else ():
+                module.compile(dynamic=False)
+            work = {form: passes(part, B, T, J, P // J, inputs=3) for form, part in parts.items()}
+            seconds = interleaved(dict(work, dense=passes(dense, B, T, H)), turns[forms])
+            for form in forms:
+                yield dict(preset=name, gate=gate, form=form,
+                           **ratio(seconds[form], seconds["dense"]))
 
 
 class GRU(nn.GRU):
@@ -244,6 +196,25 @@ def gril_block(T, H=256):
     return passes(BLOCKS["GRIL"](H), 1, T, H)
 
 
+def peak_megabytes(T):
+    """Memory that GRIL's block adds at its peak, on CUDA in all; for a process of its own."""
+    work, x = gril_block(T), torch.ones(64, 64, device=DEVICE, requires_grad=True)
+    x.mm(x).sum().backward()                                    # libraries loaded before reading
+    if DEVICE.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return torch.cuda.max_memory_allocated() / 2 ** 20
+    before = high_water()
+    work()
+    return (high_water() - before) / 1024
+
+
+def high_water():
+    """Peak kilobytes of this process alone; getrusage would count its parent's too."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+
+
 @benchmark
 def growth(rounds, lengths=(1024, 4096, 16384, 65536, 131072)):
     """Time of GRIL's block ÷ that of the shortest sequence."""
@@ -251,75 +222,53 @@ def growth(rounds, lengths=(1024, 4096, 16384, 65536, 131072)):
     for T in lengths:
         if T not in seconds:                    # once is enough where it takes seconds
             seconds[T] = interleaved({T: gril_block(T)}, 1)[T] * rounds
-        yield dict(length=T, megabytes=peak_megabytes(gril_block, T),
-                   milliseconds=1e3 * median(seconds[T]), **ratio(seconds[T], seconds[lengths[0]]))
-
-
-def form_work(form, B, T, P, J):
-    return recurrence(GrilMixer(P, P, J, gate="real", form=form), B, T)
-
-
-@benchmark
-def forms(rounds):
-    """Time of the first form ÷ that of each."""
-    for sizes, names in ((dict(B=4, T=1024, P=128, J=16), ("loop", "scan", "chunk")),
-                         (dict(B=4, T=1024, P=256, J=2), ("scan", "chunk"))):       # loop: hours
-        seconds = interleaved({name: form_work(name, **sizes) for name in names}, rounds)
-        for name in names:
-            yield dict(sizes, form=name, baseline=names[0],
-                       megabytes=peak_megabytes(form_work, name, *sizes.values()),
-                       milliseconds=1e3 * median(seconds[name]),
-                       **ratio(seconds[names[0]], seconds[name]))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            megabytes = pool.apply(peak_megabytes, (T,))
+        yield dict(length=T, megabytes=megabytes, milliseconds=1e3 * median(seconds[T]),
+                   **ratio(seconds[T], seconds[lengths[0]]))
 
 
 # -------------------------------------------------------------------------------- a token at a time
 
 @torch.no_grad()
-def steps(block, x, state, count=20):
-    for _ in range(count):
-        _, state = block.step(x, state)
+def a_token(name, step, x, states, rounds):
+    """Rows of what a step takes after n tokens, n -> state, ÷ that after the fewest."""
+    seconds = interleaved({n: partial(step, x, state) for n, state in states.items()}, rounds, 20)
+    for n, state in states.items():
+        each = median(seconds[n]) / 20
+        megabytes = sum(z.nbytes for z in tree_leaves(state) if z is not None) / 2 ** 20
+        yield dict(model=name, position=n, microseconds=1e6 * each, per_second=1 / each,
+                   megabytes=megabytes, **ratio(seconds[n], seconds[min(seconds)]))
 
 
 @benchmark
+@torch.no_grad()
 def streaming(rounds, H=256, positions=(100, 1_000, 10_000, 100_000)):
     """Time of a token ÷ that at the first position."""
-    x = torch.randn(1, H, device=DEVICE)
     gril, softmax = (BLOCKS[name](H).to(DEVICE).eval() for name in ("GRIL", "softmax attention"))
-    heads, states, caches = softmax.mixer.heads, {}, {}
-    for n in positions:                         # as they are after n tokens
-        with torch.no_grad():
-            _, states[n] = gril.run(torch.randn(1, n, H, device=DEVICE))
-        caches[n] = torch.randn(2, 1, heads, n, H // heads, device=DEVICE).unbind()
-    for name, block, after, turns in (("GRIL", gril, states, max(rounds, 15)),
-                                      ("key-value cache", softmax, caches, 3)):
-        # apart: a long cache leaves no other cache warm
-        seconds = interleaved({n: partial(steps, block, x, after[n]) for n in positions}, turns)
-        for n in positions:
-            yield dict(block=name, position=n, microseconds=1e6 * median(seconds[n]) / 20,
-                       **ratio(seconds[n], seconds[positions[0]]))
+    x, heads = torch.randn(1, H, device=DEVICE), softmax.mixer.heads
+    states = {n: gril.run(torch.randn(1, n, H, device=DEVICE))[1] for n in positions}
+    caches = {n: torch.randn(2, 1, heads, n, H // heads, device=DEVICE).unbind() for n in positions}
+    yield from a_token("GRIL", gril.step, x, states, max(rounds, 15))
+    yield from a_token("key-value cache", softmax.step, x, caches, 3)   # leaves no other cache warm
 
 
 @benchmark
-def generation(rounds, positions=(100, 10_000, 100_000), count=20):
+@torch.no_grad()
+def generation(rounds, positions=(100, 10_000, 100_000)):
     """Time of a token of the bytes' language models ÷ that after the first position."""
     recipe, token = NextToken.numbers("bytes"), torch.zeros(1, dtype=torch.long, device=DEVICE)
     sizes = {key: recipe[key] for key in ("layers", "H", "inner", "P", "J")}
     for name in ("gril", "linear_attention", "lru", "mamba", "transformer"):
         model = LanguageModel(256, model=name, **sizes).to(DEVICE).eval()
         states = dict.fromkeys(positions if model.constant else positions[:2])  # attention: hours
-        with torch.no_grad():
-            for n in states:
-                for part in torch.randint(256, (1, n), device=DEVICE).split(1000, 1):
-                    _, states[n] = model.hidden(part, states[n])
-        seconds = interleaved({n: partial(steps, model, token, state, count)
-                               for n, state in states.items()}, rounds)
-        for n, state in states.items():
-            megabytes = sum(x.nbytes for x in tree_leaves(state) if x is not None) / 2 ** 20
-            yield dict(model=name, position=n, per_second=count / median(seconds[n]),
-                       megabytes=megabytes, **ratio(seconds[n], seconds[positions[0]]))
+        for n in states:
+            for part in torch.randint(256, (1, n), device=DEVICE).split(1000, 1):
+                _, states[n] = model.hidden(part, states[n])
+        yield from a_token(name, model.step, token, states, rounds)
 
 
-# ------------------------------------------------------------------------------ in-context training
+# --------------------------------------------------------------------------------- training's steps
 
 def plainest_loop(f, N, batch):
     """nd_regression as one would first write it: every C Q Cᵀ, their sum with decay, Adam."""
@@ -346,16 +295,13 @@ def plainest_loop(f, N, batch):
     return work
 
 
-def our_loop(f, N, batch):
+def training(task, model, batches):
     """What train.py does in a step."""
-    torch.manual_seed(0)
-    task = NdRegression(f=f, n=N)
-    model, stream = task.model(), task.stream(0, batch)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, fused=True)
 
     def work():
-        loss = task.loss(model, next(stream))
+        loss = task.loss(model, next(batches))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -364,34 +310,21 @@ def our_loop(f, N, batch):
     return work
 
 
+def our_loop(f, N, batch):
+    torch.manual_seed(0)
+    task = NdRegression(f=f, n=N)
+    return training(task, task.model(), task.stream(0, batch))
+
+
 @benchmark
 def icl(rounds, count=100):
     """Steps of nd_regression, N = 10, batch 64, ÷ those of the plainest loop."""
     torch.set_num_threads(1)                    # as train.py does: a step is too small for two
     for f in (5, 10, 20, 35, 50):
-        seconds = interleaved({make: partial(repeat, make(f, 10, 64), count)
-                               for make in (our_loop, plainest_loop)}, rounds)
+        loops = {make: make(f, 10, 64) for make in (our_loop, plainest_loop)}
+        seconds = interleaved(loops, rounds, count)
         yield dict(f=f, steps_per_second=count / median(seconds[our_loop]),
                    **ratio(seconds[plainest_loop], seconds[our_loop]))
-
-
-# --------------------------------------------------------------------------------------------- data
-
-@benchmark
-def data(rounds, rows=1000):
-    """How fast data is made and encoded, on one core: absolute, so only of this machine."""
-    work = {"ListOps, expressions": (rows, lambda: sum(1 for _ in listops_lines(rows)))}
-    text, gpt2 = data_folder() / "wikitext-2/wiki.valid.tokens", data_folder() / "gpt2"
-    if text.exists() and gpt2.exists():
-        files = gpt2 / "encoder.json", gpt2 / "vocab.bpe"       # read anew: it remembers words
-        work["GPT-2 byte pairs, MB of WikiText-2"] = (
-            text.stat().st_size / 1e6, lambda: BPE(*files).encode(text.read_text()))
-    else:
-        yield f"no {text} or {gpt2}: byte pairs left out (GRIL_DATA says where data is)"
-    seconds = interleaved({name: job for name, (_, job) in work.items()}, rounds)
-    for name, (amount, _) in work.items():
-        rates = sorted(amount / s for s in seconds[name])
-        yield dict(what=name, per_second=median(rates), low=rates[0], high=rates[-1])
 
 
 @benchmark
@@ -405,28 +338,21 @@ def loader(rounds, batches=10):
             yield f"{name}: left out. {error}"
             continue
         model, batch, counts = task.model().to(DEVICE), next(stream), []
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
         def deliver():
             counts.append(sum(next(stream)[0].numel() for _ in range(batches)))
-
-        def learn():
-            optimizer.zero_grad(set_to_none=True)
-            task.loss(model, batch).backward()
-            optimizer.step()
-        seconds = interleaved({deliver: deliver, learn: learn}, rounds)
-        delivered = [n / s for n, s in zip(counts[1:], seconds[deliver])]   # [0] was to warm up
-        learnt = [batch[0].numel() / s for s in seconds[learn]]
+        learn = training(task, model, repeat(batch))
+        seconds = interleaved(dict(deliver=deliver, learn=learn), rounds)
+        delivered = [n / s for n, s in zip(counts[1:], seconds["deliver"])]     # [0] was to warm up
+        learnt = [batch[0].numel() / s for s in seconds["learn"]]
         yield dict(task=name, delivered=median(delivered), **ratio(delivered, learnt))
 
 
 # ------------------------------------------------------------------------------------ the first GPU
 
-PRECISIONS = {          # dtype of the weights, autocast, error allowed
-    "float64": (torch.float64, False, 1e-9),
-    "float32": (torch.float32, False, 1e-3),
-    "bf16 autocast": (torch.float32, True, 5e-2),
-}
+PRECISIONS = (          # name, dtype of the weights, autocast, error allowed
+    ("float64", torch.float64, False, 1e-9), ("float32", torch.float32, False, 1e-3),
+    ("bf16 autocast", torch.float32, True, 5e-2))
 
 
 @benchmark
@@ -438,12 +364,12 @@ def cuda_check(rounds):
         return
     for gate in ("real", "complex"):
         exact = block_run("loop", gate, "cpu", torch.float64, False)
-        for form in ("loop", "scan", "chunk", "compiled"):
-            for name, (dtype, autocast, tolerance) in PRECISIONS.items():
-                got = block_run(form, gate, "cuda", dtype, autocast)
-                yield agreement(f"{form}, {gate} gate, {name}", got, exact, tolerance)
+        for form, precision in product(("loop", "scan", "chunk", "compiled"), PRECISIONS):
+            name, dtype, autocast, tolerance = precision
+            got = block_run(form, gate, "cuda", dtype, autocast)
+            yield agreement(f"{form}, {gate} gate, {name}", got, exact, tolerance)
         eager, compiled = (Block(GrilMixer(256, 128, 16, gate=gate), 256) for _ in range(2))
-        compiled = torch.compile(compiled, dynamic=False)
+        compiled.compile(dynamic=False)
         seconds = interleaved({module: passes(module, 16, 1024, 256)        # of Text's size, bf16
                                for module in (eager, compiled)}, rounds)
         yield dict(what=f"eager ÷ compiled, {gate} gate",
@@ -465,9 +391,10 @@ def block_run(form, gate, device, dtype, autocast):
     mixer = GrilMixer(64, 64, 4, gate=gate, form="chunk" if form == "compiled" else form)
     block = Block(mixer, 64).double().to(device, dtype)
     x = torch.randn(2, 300, 64, dtype=torch.float64).to(device, dtype).requires_grad_()
-    module = torch.compile(block, dynamic=False) if form == "compiled" else block
+    if form == "compiled":
+        block.compile(dynamic=False)
     with torch.autocast(device, torch.bfloat16, enabled=autocast):
-        y = module(x)
+        y = block(x)
     y.to(dtype).square().mean().backward()
     return y, x.grad, *(p.grad for p in block.parameters())
 
@@ -477,56 +404,47 @@ def two_steps(device):
     torch.manual_seed(0)
     task, generator = NdRegression(f=5, n=5), torch.Generator().manual_seed(0)
     model = construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(2):
-        batch = task.sample(64, generator)
-        loss = task.loss(model, type(batch)(*(t.double().to(device) for t in batch)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    samples = (task.sample(64, generator) for _ in range(2))
+    batches = (Batch(*(x.double().to(device) for x in sample)) for sample in samples)
+    step = training(task, model, batches)
+    step()
+    step()
     return list(model.parameters())
 
 
 # ----------------------------------------------------------------------------------------- pictures
 
-PICTURES = {            # the panels of each, as panel takes them
-    "core": [dict(x="preset", y="ratio", by=("form", "gate"), log="y",
-                  title="The recurrence against the dense layers of its block",
-                  ylabel="time ÷ dense layers' time")],
-    "blocks": [dict(x="length", y="tokens_per_second", by=("block",), only=mode, title=mode,
-                    ylabel="tokens per second") for mode in ("training", "inference")],
-    "growth": [dict(x="length", y="milliseconds", linear=True, ylabel="ms, forward + backward"),
-               dict(x="length", y="megabytes", linear=True, ylabel="peak MB")],
-    "streaming": [dict(x="position", y="microseconds", by=("block",), ylabel="µs a token")],
-    "icl": [dict(x="f", y="ratio", log="", title="In-context training, N = 10, batch 64",
-                 ylabel="steps ÷ plainest loop's steps", ylim=(0, None))],
+PICTURES = {            # of each panel: the columns x and y, that which names a line, how it looks
+    "blocks": [("length", "tokens_per_second", "block", dict(title=mode))
+               for mode in ("training", "inference")],
+    "growth": [("length", "milliseconds", None, dict(ylabel="ms, forward + backward")),
+               ("length", "megabytes", None, dict(ylabel="peak MB"))],
+    "streaming": [("position", "microseconds", "model", dict(ylabel="µs a token"))],
+    "icl": [("f", "ratio", None, dict(xscale="linear", yscale="linear", ylim=(0, None),
+                                      title="In-context training, N = 10, batch 64",
+                                      ylabel="steps ÷ plainest loop's steps"))],
 }
 
 
 def plot(what, rows):
+    """A line for each kind of rows; of blocks, in a panel, those of the mode that is its title."""
     count = len(PICTURES[what])
     figure, axes = plt.subplots(1, count, figsize=(3 + 3.5 * count, 3.6), squeeze=False)
-    for ax, how in zip(axes[0], PICTURES[what]):
-        panel(ax, rows, **how)
+    for ax, (x, y, by, look) in zip(axes[0], PICTURES[what]):
+        lines = {}
+        for row in rows:
+            if row.get("mode") in (None, look.get("title")):
+                lines.setdefault(row.get(by), []).append((row[x], row[y]))
+        for label, points in lines.items():
+            ax.plot(*zip(*points), "o-", ms=3, lw=2.5 if label == "GRIL" else 1.2, label=label)
+        if what == "growth":
+            (first, start), (last, _) = points[0], points[-1]
+            ax.plot([first, last], [start, start * last / first], ":", color="grey", label="linear")
+        named = dict(xlabel=x, ylabel=y.replace("_", " "), xscale="log", yscale="log")
+        ax.set(**{**named, **look})
     if what != "icl":
         ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     finish(figure, f"bench_{what}")
-
-
-def panel(ax, rows, x, y, by=(), only="", linear=False, log="xy", **look):
-    """A line for each kind of rows, named by the columns `by`; only: of this mode."""
-    lines = {}
-    for r in rows:
-        if only in ("", r.get("mode")):
-            lines.setdefault(", ".join(r[name] for name in by), []).append((r[x], r[y]))
-    for label, points in lines.items():
-        ax.plot(*zip(*points), "o-", ms=3, lw=2.5 if label == "GRIL" else 1.2, label=label)
-    if linear:
-        (first, start), (last, _) = points[0], points[-1]
-        ax.plot([first, last], [start, start * last / first], ":", color="grey", label="linear")
-    for axis in log:
-        ax.set(**{f"{axis}scale": "log"})
-    ax.set(**{"xlabel": x, **look})
 
 
 def main(argv=None):

@@ -31,7 +31,6 @@ import math
 import sys
 import traceback
 from functools import partial
-from itertools import product
 
 from machine.errors import Missing, spoken          # before torch, which takes seconds to load
 
@@ -46,7 +45,7 @@ from pictures.comparisons import (candidates, fig3c, gates, leaving_zero, lra, m
 from pictures.drawings import forms, how, prompt
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
                             first, flattened, fresh, largest, losses, matrix, mean, narrow_legend,
-                            numbers, print_table, rows, seconds, spread, table)
+                            numbers, print_table, seconds, spread, table)
 from pictures.trained import five, runs
 from tasks import (NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate,
                    gradient_descent, longhorn, newton, recovered, ridge, tune, zero)
@@ -54,16 +53,21 @@ from tasks import (NdRegression, as_learner, as_predictor, closed_form, delta_ru
 
 # ---------------------------------------------------------------------- one layer, Fig. 2
 
+def beside(reference, key, ours="loss"):
+    """Columns: GRIL, what it is compared with, and each seed's ratio."""
+    return {"GRIL": mean(ours), reference: mean(key), f"GRIL ÷ {reference}": mean(ours, key)}
+
+
 def fig2(quick):
     widths = (5, 10) if quick else (5, 10, 20, 35, 50)
     results = {f: five(quick, task="nd_regression", f=f) for f in widths}
     table("One layer, multivariate regression, N = 10, losses on the same "
           f"{fresh(results[10])} (paper, f = 10: trained 0.206 ± 0.001, GD 0.207 ± 0.001)",
           ("f",), results,
-          {"GRIL": mean("loss"), "GD": mean("gd_loss"), "closed form": first("optimal_loss", ".4f"),
-           "GRIL ÷ GD": mean("loss", "gd_loss"), "cosine": mean("cosine", digits=5),
-           "largest |Q - e2 e1ᵀ|": largest("Q_distance"), "|q - e3|": largest("q_distance"),
-           "mean |A - 1|": largest("A_distance", 4), "seconds": seconds})
+          {**beside("GD", "gd_loss"), "closed form": first("optimal_loss", ".4f"),
+           "cosine": mean("cosine", digits=5), "largest |Q - e2 e1ᵀ|": largest("Q_distance"),
+           "|q - e3|": largest("q_distance"), "mean |A - 1|": largest("A_distance", 4),
+           "seconds": seconds})
 
     figure, axes = plt.subplot_mosaic("AAABBBCCDDdd\nEEeeFFffGGgg", figsize=(12, 5.6))
     ours = results[10]
@@ -106,46 +110,50 @@ def alignment(ax, results):
 def scales(ax, results, what, values):
     """Loss on prompts of another scale; GD keeps the step size of scale 1, GD† its weights."""
     label, words = "GD†" if "dagger" in results[0] else "GD", what.replace("_", " ")
-    groups = {value: [] for value in values}
-    for value, result in product(values, results):
-        scores = beside_reference(result, 40_000, 2, **{what: value})
-        groups[value].append({name: score["loss"] for name, score in scores.items()})
+    groups = {}
+    for value in values:
+        found = compared(results, beside_reference, 40_000, 2, **{what: value})
+        groups[value] = [dict(GRIL=x["loss"], GD=y["loss"]) for x, y in zip(*found.values())]
     table(f"Trained at scale 1, tested at another {words}", (what,), groups,
-          {"GRIL": mean("GRIL"), label: mean("GD"), f"GRIL ÷ {label}": mean("GRIL", "GD")})
+          beside(label, "GD", "GRIL"))
     errorbars(ax, groups, {"GRIL": "GRIL", label: "GD"})
     ax.set_xlabel(words)
     low, *_, high = (spread(numbers(group, "GRIL"))[0] for group in groups.values())
     if high > 5 * low:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(one_two_five)
-        ax.yaxis.set_minor_formatter(one_two_five)
+        ax.set_yscale("log", subs=(2, 5))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("{x:g}")
 
 
-def beside_reference(result, seed, sensitivities=1_000, **changes):
-    """Scores of a run and of its reference, GD or its GD†, on tasks changed like this."""
-    task, model, _ = train.load(result["folder"])
-    both = dict(GRIL=as_predictor(task, model), GD=as_learner(task.learner()))
+def compared(results, predictors, seed=20_000, sensitivities=1_000, **changes):
+    """name -> scores, one for each run on fresh tasks of its own, changed like this."""
+    found = {}
+    for result in results:
+        task, model, _ = train.load(result["folder"])
+        changed, named = type(task)(**{**task.recipe, **changes}), predictors(result, task, model)
+        scores = evaluate(changed, named, task.tasks, seed + result["seed"], sensitivities)
+        for name, score in scores.items():
+            found.setdefault(name, []).append(score)
+    return found
+
+
+def beside_reference(result, task, model):
+    """A run and its reference, GD or its GD†."""
+    reference = as_learner(task.learner())
     if "dagger" in result:
-        both["GD"] = as_predictor(task, train.load(result["dagger"]["folder"])[1])
-    changed = type(task)(**{**task.recipe, **changes})
-    return evaluate(changed, both, task.tasks, seed + result["seed"], sensitivities)
-
-
-def one_two_five(y, _):
-    """The label of a tick on a logarithmic axis."""
-    return f"{y:g}" if f"{y:e}"[0] in "125" else ""
+        reference = as_predictor(task, train.load(result["dagger"]["folder"])[1])
+    return dict(GRIL=as_predictor(task, model), GD=reference)
 
 
 # ------------------------------------------------------ several steps, sine targets, Fig. 3, Fig. 5
-
-PAIR = {"GRIL": mean("loss"), "GD†": mean("dagger_loss"),
-        "GRIL ÷ GD†": mean("loss", "dagger_loss")}
-
 
 def paired(quick, ours="gril", theirs="gd_dagger", **options):
     """Results of five seeds, each with that of GD† trained on the same tasks."""
     pair = (five(quick, **options, model=model) for model in (ours, theirs))
     return [dict(x, dagger=y, dagger_loss=y["loss"]) for x, y in zip(*pair)]
+
+
+PAIR = beside("GD†", "dagger_loss")
 
 
 def last_tenth(pairs):
@@ -164,9 +172,8 @@ def several_steps(ax, quick):
     results = {l: five(quick, task="multistep_regression", layers=l) for l in layers}
     table("Multi-step regression: l layers against l steps of GD, its step sizes tuned together",
           ("layers",), results,
-          {"GRIL": mean("loss"), "GD": mean("gd_loss"), "GRIL ÷ GD": mean("loss", "gd_loss"),
-           "cosine": mean("cosine", digits=5), "largest head distance": largest("Q_distance"),
-           "seconds": seconds})
+          {**beside("GD", "gd_loss"), "cosine": mean("cosine", digits=5),
+           "largest head distance": largest("Q_distance"), "seconds": seconds})
     steps = dict(zip(("1 step", "2 steps", "3 steps"), results.values()))
     bars(ax, steps, {"GRIL": "loss", "GD, tuned": "gd_loss"})
     ax.axhline(results[1][0]["zero_loss"], color=GREY, ls=":", label="zero predictor")
@@ -179,31 +186,27 @@ def sine_targets(ax, quick):
     pairs = {"1 layer": sine(layers=1), "2 layers": sine(layers=2),
              "1 layer, ρ(Z)": sine(layers=1, ours="gril_rho", theirs="gd_dagger_rho")}
     task, _, _ = train.load(pairs["1 layer"][0]["folder"])
-    learners = {"one GD step on W x": task.learner(), "one GD step on sin(W x)": sine_step(task),
-                "zero predictor": zero}
-    predictors = {name: as_learner(learner) for name, learner in learners.items()}
-    scores = [evaluate(task, predictors, task.tasks, 20_000 + result["seed"], 2)
-              for result in pairs["1 layer"]]
-    explicit = {name: [score[name] for score in scores] for name in learners}   # the runs' tasks
-    blank = dict.fromkeys(learners, "")
-    print_table("Sine targets (GRIL and GD† on the same tasks; GD† is trained too: its gated unit "
-                "or ρ, and β)", ("", "GRIL, or the learner itself", "GD†", "GRIL ÷ GD†",
-                                 "GD† loss, last tenth of training"),
-                [*rows(pairs, {**PAIR, "last tenth": last_tenth}),
-                 *rows(explicit, {"GRIL": mean("loss"), "GD†": blank, "÷": blank, "tenth": blank})])
+    learners = {"one GD step on W x": as_learner(task.learner()),
+                "one GD step on sin(W x)": as_learner(sine_step(*tune(sine_step, [4.0], task))),
+                "zero predictor": as_learner(zero)}
+    explicit = compared(pairs["1 layer"], lambda *_: learners, sensitivities=2)
+    columns = {**PAIR, "GD† loss, last tenth of training": last_tenth}
+    table("Sine targets (GRIL and GD† on the same tasks; GD† is trained too: its gated unit or ρ, "
+          "and β)", ("",), {**pairs, **explicit},
+          {"GRIL, or the learner itself": mean("loss"),
+           **{head: {label: column(pair) for label, pair in pairs.items()}
+              for head, column in columns.items() if head != "GRIL"}})
     bars(ax, pairs, {"GRIL": "loss", "GD†": "dagger_loss"})
     for name, style, color in zip(explicit, ("--", "-.", ":"), (RED, GREEN, GREY)):
-        ax.axhline(spread(numbers(explicit[name], "loss"))[0], ls=style, color=color, lw=1,
-                   label=name)
+        height, _ = spread(numbers(explicit[name], "loss"))
+        ax.axhline(height, ls=style, color=color, lw=1, label=name)
     ax.set(title="B  sine targets", ylabel="loss")
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.92), ncol=2)
 
 
-def sine_step(task):
-    """One step of gradient descent on sin(W x), its step size tuned."""
-    family = partial(gradient_descent, link=torch.sin)
-    (eta,) = tune(lambda eta: family([eta]), [4.0], task)
-    return family([eta])
+def sine_step(eta):
+    """One step of gradient descent on sin(W x)."""
+    return gradient_descent([eta], link=torch.sin)
 
 
 def two_layer_weights(quick):
@@ -220,46 +223,41 @@ def two_layer_weights(quick):
     # of the two steps only the polynomial W = Σ y xᵀ/N (a - b Σ x xᵀ/N) is determined:
     # a = η₁ + η₂, b = η₁ η₂
     scale = model.Q[1, 1].flatten()[model.Q[1, 1].abs().argmax()].item()
-    ours = sum(result["gain"]), result["gain"][0] * task.N * model.beta[1].item() * scale
-    gd = sum(result["eta"]), math.prod(result["eta"])
-    for place, color, label, values in ((-0.2, BLUE, "GRIL", ours), (0.2, ORANGE, "GD", gd)):
-        axes[1, 4].bar([place, 1 + place], values, 0.36, color=color, label=label)
-    axes[1, 4].set_xticks(range(2), ["$η_1 + η_2$", "$η_1 η_2$"])
+    product = result["gain"][0] * task.N * model.beta[1].item() * scale
+    steps = {"$η_1 + η_2$": [dict(GRIL=sum(result["gain"]), GD=sum(result["eta"]))],
+             "$η_1 η_2$": [dict(GRIL=product, GD=math.prod(result["eta"]))]}
+    bars(axes[1, 4], steps, dict(GRIL="GRIL", GD="GD"))
     axes[1, 4].set_title("the two step sizes")
     axes[1, 4].legend(fontsize=7)
     print_table("The two steps as one polynomial", ("", "η1 + η2", "η1 η2"),
-                [(label, *(f"{x:.2f}" for x in values))
-                 for label, values in (("GRIL", ours), ("GD, tuned", gd))])
-    e1, e2, _ = torch.eye(3)
-    heads = [torch.outer(e2, e1), torch.outer(e1, e1)] * 2
-    print_table("Two layers: heads after dividing by their largest entry",
-                ("layer, head", "learned Q", "distance"),
-                [(f"{i // 2 + 1}, {i % 2 + 1}", " ".join(f"{x:6.3f}" for x in Q.flatten()),
-                  f"{(Q - aim).abs().max():.3f}")
-                 for i, (Q, aim) in enumerate(zip(learned["Q"], heads))])
+                [(label, *(f"{pair[name]:.2f}" for (pair,) in steps.values()))
+                 for label, name in (("GRIL", "GRIL"), ("GD, tuned", "GD"))])
     finish(figure, "two_layer_weights", quick)
 
 
 # ------------------------------------------------------------- classification, Fig. 4, Fig. 7 to 10
 
-ALIKE = {"cosine": ("cosine of\nsensitivities", GREEN), "prediction_l2": ("L2 of logits", RED),
-         "sensitivity_l2": ("L2 of\nsensitivities", ORANGE)}
+CLASSIFICATION = {"fig4": ("softmax", 10),
+                  "binary_10": ("binary", 10), "softmax_10": ("softmax", 10),
+                  "binary_100": ("binary", 100), "softmax_100": ("softmax", 100)}
+ALIKE = {"cosine": "cosine of\nsensitivities", "prediction_l2": "L2 of logits",
+         "sensitivity_l2": "L2 of\nsensitivities"}
 
 
-def classification(name, task, N, quick, widths=()):
+def classification(name, quick):
     """GRIL beside GD†, whose features are trained too."""
+    kind, N = CLASSIFICATION[name]
+    task, widths = f"{kind}_classification", (5, 10, 20) if name == "binary_10" else ()
     long = {} if N < 100 else dict(batch=64)                    # ten times the data in every prompt
     pairs = paired(quick, task=task, n=N, **long)
     figure, axes = plt.subplots(1, 4 if widths else 3, figsize=(14 if widths else 11, 3))
     losses(axes[0], {"GRIL": pairs, "GD†": numbers(pairs, "dagger")}, "GD, φ = identity", GREEN)
-    axes[0].set(title=f"A  {task.replace('_', ' ')}, N = {N}", ylabel="cross-entropy")
+    axes[0].set(title=f"A  {kind} classification, N = {N}", ylabel="cross-entropy")
     narrow_legend(axes[0], "center right")
-    scores = [beside_reference(result, 20_000)["GD"] for result in pairs]
+    scores = compared(pairs, beside_reference)["GD"]
     alike = [{key: score[key] for key in ALIKE} for score in scores]
-    for i, (key, (_, color)) in enumerate(ALIKE.items()):
-        height, error = spread(numbers(alike, key))
-        axes[1].bar(i, height, yerr=error, color=color, capsize=3)
-    axes[1].set_xticks(range(3), [label for label, _ in ALIKE.values()])
+    heights, errors = zip(*(spread(numbers(alike, key)) for key in ALIKE))
+    axes[1].bar(ALIKE.values(), heights, yerr=errors, color=(GREEN, RED, ORANGE), capsize=3)
     axes[1].set_title("B  GRIL against GD†")
     scales(axes[2], pairs, "scale", (0.5, 1, 1.5, 2))
     axes[2].set(title="C  inputs scaled", ylabel="cross-entropy")
@@ -277,27 +275,23 @@ def classification(name, task, N, quick, widths=()):
 
 # ------------------------------------------------------------------------------- tables of App. C
 
-ABLATIONS = {           # task, model -> the paper's loss
-    ("scalar_regression", "gril"): "0.209 ± 0.001",
-    ("scalar_regression", "no_input"): "0.426 ± 0.002",
-    ("scalar_regression", "no_output"): "0.426 ± 0.002",
-    ("scalar_regression", "neither"): "0.426 ± 0.002",
-    ("nd_regression", "gril"): "0.206 ± 0.001",
-    ("nd_regression", "no_window"): "0.414 ± 0.002",
-    ("nd_regression", "no_readout"): "0.414 ± 0.002",
-    ("nd_regression", "neither"): "0.414 ± 0.002",
-    ("nd_regression", "w2"): "",
+ABLATIONS = {           # task -> model -> the paper's loss
+    "scalar_regression": dict(gril="0.209 ± 0.001", no_input="0.426 ± 0.002",
+                              no_output="0.426 ± 0.002", neither="0.426 ± 0.002"),
+    "nd_regression": dict(gril="0.206 ± 0.001", no_window="0.414 ± 0.002",
+                          no_readout="0.414 ± 0.002", neither="0.414 ± 0.002", w2=""),
 }
 
 
 def ablations(quick):
-    tokens = {"scalar_regression": dict(raw=True), "nd_regression": {}}     # who forms x y is the question
+    paper = {(task, model): loss for task in ABLATIONS for model, loss in ABLATIONS[task].items()}
+    tokens = {"scalar_regression": dict(raw=True), "nd_regression": {}}
     results = {(task, model): five(quick, task=task, model=model, **tokens[task])
-               for task, model in ABLATIONS}
+               for task, model in paper}
     counted = fresh(results["nd_regression", "gril"])
     table(f"Ablations (App. C), losses on the same {counted}", ("task", "model"), results,
           {"loss": mean("loss"), "÷ zero predictor": mean("loss", "zero_loss"),
-           "÷ GD": mean("loss", "gd_loss"), "paper": ABLATIONS})
+           "÷ GD": mean("loss", "gd_loss"), "paper": paper})
     kinds = {"scalar_regression": "scalar", "nd_regression": "multivariate"}
     ratios = {f"{model}\n({kinds[task]})": [dict(ratio=x) for x in numbers(rs, "loss", "zero_loss")]
               for (task, model), rs in results.items()}
@@ -307,25 +301,21 @@ def ablations(quick):
     ax.tick_params(axis="x", labelsize=7)
     ax.set(ylim=(0, 1.25), ylabel="loss ÷ zero predictor's", title="Without window or without "
            "multiplicative read-out, zero is the best a layer can do")
-    ax.get_legend().remove()
     finish(figure, "ablations", quick)
 
 
 def second_order(quick):
     paper = {"trained GRIL": "0.206 ± 0.001", "gradient descent, one step": "0.207 ± 0.001",
              "GRIL, constructed": "0.206 ± 0.002", "Newton, exact": "0.114 ± 0.001"}
-    scores = []
-    for result in five(quick, task="nd_regression", f=10):
-        task, model, _ = train.load(result["folder"])
-        predictors = {"trained GRIL": as_predictor(task, model),
-                      "gradient descent, one step": as_learner(task.learner()),
-                      "GRIL, constructed": as_predictor(task, task.constructed()),
-                      "Newton, exact": as_learner(newton),
-                      "Newton, step length 0.48": as_learner(partial(newton, step=0.48)),
-                      "Newton, Hessian + 0.026 I": as_learner(ridge(0.026)),
-                      "zero predictor": as_learner(zero)}
-        scores.append(evaluate(task, predictors, task.tasks, 20_000 + result["seed"]))
-    methods = {name: [score[name] for score in scores] for name in predictors}
+
+    def predictors(result, task, model):
+        learners = {"Newton, exact": newton, "Newton, step length 0.48": partial(newton, step=0.48),
+                    "Newton, Hessian + 0.026 I": ridge(0.026), "zero predictor": zero}
+        return {"trained GRIL": as_predictor(task, model),
+                "gradient descent, one step": as_learner(task.learner()),
+                "GRIL, constructed": as_predictor(task, task.constructed()),
+                **{name: as_learner(learner) for name, learner in learners.items()}}
+    methods = compared(five(quick, task="nd_regression", f=10), predictors)
     table("Second-order methods (App. C.3)", ("method",), methods,
           {"loss": mean("loss"), "cosine with trained GRIL": mean("cosine"), "paper": paper})
     print("\nWithout noise and with N = f, an exact Newton step solves the task (its loss here is"
@@ -348,36 +338,32 @@ def state(quick):
     f, N, tasks = 10, 20 if quick else 100, 200 if quick else 4_000
     (result,) = runs([dict(task="nd_regression", f=f, n=N, seed=0)], quick)
     task, model, _ = train.load(result["folder"])
-    batch = task.sample(tasks, torch.Generator().manual_seed(0))
-    etas = [closed_form(f, n)[0] for n in range(1, N + 1)]
-    constructed = construct_multivariate(GRIL(f), torch.tensor(etas), torch.arange(1, N + 1))
-
+    x, y, s = task.sample(tasks, torch.Generator().manual_seed(0))
+    layers = {n: (model, construct_multivariate(GRIL(f), closed_form(f, n)[0], n))
+              for n in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100) if n <= N}
+    names = f"GRIL, trained for N = {N}", "GRIL, constructed: GD with η*(t)/t"
     lines = {}                                                  # learner -> {examples seen: loss}
-    for name, layer in ((f"GRIL, trained for N = {N}", model),
-                        ("GRIL, constructed: GD with η*(t)/t", constructed)):
+    for n in layers:
+        seen = s[:, :2 * n + 1]
         with torch.no_grad():
-            o = layer(batch.s)                          # (B, N, f): the predictions for x_{t+1}
-        loss = 0.5 * (o - batch.y[:, 1:]).square().mean((0, 2))
-        lines[name] = dict(enumerate(loss.tolist(), 1))
-    every = [n for n in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100) if n <= N]
-    for n in every:
+            answers = {name: layer.query(seen) for name, layer in zip(names, layers[n])}
         for name, learner in online(f, n).items():
-            o = learner(batch.x[:, :n], batch.y[:, :n], batch.x[:, n])
-            loss = 0.5 * (o - batch.y[:, n]).square().mean().item()
-            lines.setdefault(name, {})[n] = loss
-    print_table("Loss after n examples", ("learner", *every),
-                [(name, *(f"{line[n]:.4f}" for n in every)) for name, line in lines.items()])
+            answers[name] = learner(x[:, :n], y[:, :n], x[:, n])
+        for name, o in answers.items():
+            lines.setdefault(name, {})[n] = 0.5 * (o - y[:, n]).square().mean().item()
+    print_table("Loss after n examples", ("learner", *layers),
+                [(name, *(f"{loss:.4f}" for loss in line.values()))
+                 for name, line in lines.items()])
 
     shown = [n for n in (1, 3, 10, 30, 100) if n <= N]
-    W = torch.linalg.lstsq(batch.x[0, :f + 1].double(), batch.y[0, :f + 1].double()).solution.mT
+    W = torch.linalg.lstsq(x[0, :f + 1].double(), y[0, :f + 1].double()).solution.mT
     figure = plt.figure(figsize=(12, 5))
     grid = figure.add_gridspec(2, len(shown) + 4)
-    for row, name in enumerate(("trained", "constructed")):
+    for row, name in enumerate(("trained\n", "constructed\n")):
         for i, n in enumerate(shown):
-            layer = model if row == 0 else construct_multivariate(GRIL(f), etas[n - 1], n)
-            matrix(figure.add_subplot(grid[row, i]), implied(layer, batch.s[:1, :2 * n]),
-                   f"{name}\nafter {n}" if i == 0 else f"after {n}")
-        matrix(figure.add_subplot(grid[row, len(shown)]), W.float(), "W, the task")
+            matrix(figure.add_subplot(grid[row, i]), implied(layers[n][row], s[:1, :2 * n]),
+                   f"{name if i == 0 else ''}after {n}")
+        matrix(figure.add_subplot(grid[row, len(shown)]), W, "W, the task")
     ax = figure.add_subplot(grid[:, len(shown) + 1:])
     for (name, line), color in zip(lines.items(), (BLUE, ORANGE, GREEN, RED, GREY)):
         ax.plot(*zip(*line.items()), color=color, ls="--" if "constructed" in name else "-",
@@ -403,20 +389,10 @@ def implied(layer, s):
     return layer.query(torch.cat([s.expand(f, -1, -1), torch.eye(f)[:, None]], 1)).mT
 
 
-FIGURES = {
-    "how": how, "forms": forms, "prompt": prompt, "fig2": fig2, "fig3": fig3,
-    "fig4": partial(classification, "fig4", "softmax_classification", 10),
-    "two_layer_weights": two_layer_weights,
-    "binary_10": partial(classification, "binary_10", "binary_classification", 10,
-                         widths=(5, 10, 20)),
-    "softmax_10": partial(classification, "softmax_10", "softmax_classification", 10),
-    "binary_100": partial(classification, "binary_100", "binary_classification", 100),
-    "softmax_100": partial(classification, "softmax_100", "softmax_classification", 100),
-    "ablations": ablations, "second_order": second_order, "state": state,
-    "fig3c": fig3c, "nd_comparison": nd_comparison, "leaving_zero": leaving_zero,
-    "candidates": candidates, "model_comparison": model_comparison,
-    "lra": lra, "gates": gates, "wikitext2": wikitext2,
-}
+FIGURES = {figure.__name__: figure for figure in (
+    how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, state, fig3c,
+    nd_comparison, leaving_zero, candidates, model_comparison, lra, gates, wikitext2)}
+FIGURES |= {name: partial(classification, name) for name in CLASSIFICATION}
 
 
 def main(argv=None):

@@ -346,7 +346,7 @@ class MultistepGRIL(PromptLayer):
 
     Every layer sees the same windows and has two heads, Z = Σ y xᵀ and Z̃ = Σ x xᵀ (the paper has
     Z̃ W_{l-1}, for its W is transposed). The last term is the gradient of an L2 penalty (App. A.5),
-    ηλ is `decay`. loops=k applies the stack k times.
+    ηλ is `decay`. W_0 trains, from zero. loops=k applies the stack k times.
     """
     recurrent = ("A",)
 
@@ -358,7 +358,7 @@ class MultistepGRIL(PromptLayer):
         self.A = nn.Parameter(torch.empty(layers, 2, f, f).uniform_(0.9, 1))
         self.beta = nn.Parameter(torch.ones(layers, 1))
         self.register_buffer("decay", torch.zeros(layers))
-        self.register_buffer("W0", torch.zeros(f, f))
+        self.W0 = nn.Parameter(torch.zeros(f, f))
 
     def run(self, s, form):
         C = window(s, 3, 2, causal=False)                       # (B, T, f, 3)
@@ -405,6 +405,27 @@ def beside_construction(layer, N, unused=None):
                 q=q, q_distance=(q - torch.eye(3)[2]).abs().max().item(),
                 A=A, A_distance=(A - 1).abs().view(len(heads), -1).mean(1)[counts].mean().item(),
                 gain=(gain * scales[::len(heads) // len(gain)] * q_scale).tolist())
+
+
+class EmbeddedGRIL(PromptLayer):
+    """A layer on learned token embeddings, which Definition 4.2 leaves free: s E for s, E (f, e).
+
+    The first f places of the read-out are the answer, so that E = [I 0] is the layer itself.
+    """
+
+    def __init__(self, layer, f, e, form="query"):
+        super().__init__(form)
+        if e < f:
+            raise ValueError(f"tokens of width {f} do not fit an embedding of width {e}: the state "
+                             f"must hold {f} × {f} weights; take {f} or more (--embed)")
+        self.f, self.layer = f, layer
+        self.E = nn.Parameter(torch.randn(f, e) / math.sqrt(f))
+
+    def run(self, s, form):
+        return self.layer.run(s @ self.E, form)[..., :self.f]   # (B, T, f)
+
+    def recovered(self, N):
+        return {}                                               # another basis, other weights
 
 
 class NonlinearGRIL(PromptLayer):
@@ -542,11 +563,11 @@ def construct_binary(model, eta, N):
 
 
 def gd_dagger(model, eta, N):
-    """GD† (Fig. 3B, 4): Q, q, A frozen at gradient descent. A departure: β trains with the map."""
+    """GD† (Fig. 3B, 4): all but β frozen at gradient descent. A departure: β trains."""
     several = isinstance(model.linear, MultistepGRIL)
     (construct_multistep if several else construct_multivariate)(model.linear, eta, N)
-    for weight in (model.linear.Q, model.linear.q, model.linear.A):
-        weight.requires_grad_(False)
+    for name, weight in model.linear.named_parameters():
+        weight.requires_grad_(name == "beta")
     return model
 
 

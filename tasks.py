@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 
 import baselines
-from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, MultistepGRIL, NonlinearGRIL,
-                  ScalarGRIL, StateMLPGRIL, beside, construct_binary, construct_multistep,
-                  construct_multivariate, construct_scalar, construct_softmax, gd_dagger,
-                  interleave)
+from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, EmbeddedGRIL, MultistepGRIL,
+                  NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside, construct_binary,
+                  construct_multistep, construct_multivariate, construct_scalar, construct_softmax,
+                  gd_dagger, interleave)
 from machine.errors import known
 from machine.options import LOOP, Option
 
@@ -100,12 +100,17 @@ DEFAULT = dict(LAPTOP, steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, warmup
 PAPER = dict(LAPTOP, steps=300_000, lr=2e-4, recurrent_lr=1e-4, warmup=3000, clip=0.0)
 
 
+EMBED = dict(embed=Option(0, "width of learned token embeddings, f or more; 0: tokens as they are",
+                          least=0))
+
+
 class InContext(Task):
     """Prompts of one kind: how they are drawn, what solves them, what is set beside a model."""
     reference = "gradient descent"
     layered = ()                    # models of the task itself that have as many as --layers
     dense_start = True              # gradient descent is found early
     compiles = False                # a run is over before compiling would be
+    embed = 0                       # Ψ, Θ and φ are embeddings; regressions on vectors have EMBED
     options = dict(
         f=Option(10, "input width", least=1),
         n=Option(10, "examples in the prompt, N", least=1),
@@ -184,8 +189,8 @@ class InContext(Task):
         """Names of the task's own models: the full one, GD†, the ablations of App. C."""
         return ["gril"]
 
-    def own(self, name):
-        """One of those, untrained."""
+    def own(self, name, f):
+        """One of those, untrained, for tokens of width f."""
         raise NotImplementedError
 
     def constructed(self):
@@ -204,7 +209,9 @@ class InContext(Task):
         if self.layers > 1 and name not in self.layered:
             raise ValueError(f"--layers: {name} of {self.name} has one layer; multistep_regression "
                              "has several")
-        model = self.own(name)
+        model = self.own(name, self.embed or self.f)
+        if self.embed:
+            model = EmbeddedGRIL(model, self.f, self.embed)
         model.form = self.form
         return model
 
@@ -355,12 +362,13 @@ class Stream:
 class NdRegression(InContext):
     """Linear regression with vector targets (Sec. 4.2, App. B.2)."""
     name = "nd_regression"
+    options = {**InContext.options, **EMBED}
 
     def models(self):
         return ["gril", *(name for name in VARIANTS if name != "full")]
 
-    def own(self, name):
-        return GRIL(self.f, "full" if name == "gril" else name)
+    def own(self, name, f):
+        return GRIL(f, "full" if name == "gril" else name)
 
     def constructed(self):
         return construct_multivariate(GRIL(self.f), self.eta, self.N)
@@ -372,7 +380,7 @@ class NdRegression(InContext):
 class ScalarRegression(NdRegression):
     """Sec. 4.1, App. B.1: one target a token."""
     name = "scalar_regression"
-    options = dict(NdRegression.options, hidden=Option(None, "state size", least=1, kind=int),
+    options = dict(InContext.options, hidden=Option(None, "state size", least=1, kind=int),
                    raw=Option(False, "tokens [x_t, y_t, x_{t+1}], without their product"))
     recipes = dict(default=dict(DEFAULT, steps=3000, batch=1024),
                    paper=dict(PAPER, weight_decay=0.05, hidden=20))
@@ -389,12 +397,12 @@ class ScalarRegression(NdRegression):
     def models(self):
         return ["gril", *(name for name in SCALAR_VARIANTS if name != "full")]
 
-    def own(self, name):
+    def own(self, name, f):
         variant = "full" if name == "gril" else name
         if not (self.raw or SCALAR_VARIANTS[variant]["product"]):
             raise ValueError(f"--model {name} is without the product x_t y_t, which is in the "
                              "tokens: --raw leaves it out")
-        return ScalarGRIL(self.f, self.hidden, variant)
+        return ScalarGRIL(f, self.hidden, variant)
 
     def constructed(self):
         return construct_scalar(ScalarGRIL(self.f, self.hidden), self.eta, self.N)
@@ -403,16 +411,17 @@ class ScalarRegression(NdRegression):
 class MultistepRegression(InContext):
     """Sec. 4.3, App. B.4: as many steps of gradient descent as layers."""
     name, layered = "multistep_regression", ("gril", "looped")
+    options = {**InContext.options, **EMBED}
     recipes = dict(default=dict(DEFAULT, steps=4000, layers=2),
                    paper=dict(PAPER, layers=2, calibrate=1000))
 
     def models(self):
         return ["gril", "looped"]
 
-    def own(self, name):
+    def own(self, name, f):
         if name == "looped":
-            return MultistepGRIL(self.f, 1, loops=self.layers)
-        return MultistepGRIL(self.f, self.layers)
+            return MultistepGRIL(f, 1, loops=self.layers)
+        return MultistepGRIL(f, self.layers)
 
     @cached_property
     def eta(self):
@@ -433,6 +442,7 @@ class MultistepRegression(InContext):
 class NonlinearRegression(InContext):
     """App. B.4: sine targets. The explicit reference is linear GD; GD† is a model beside it."""
     name, layered = "nonlinear_regression", ("gril", "gd_dagger")
+    options = {**InContext.options, **EMBED}
     recipes = dict(default=dict(DEFAULT, steps=4000), paper=PAPER)
 
     def target(self, Wx):
@@ -441,8 +451,8 @@ class NonlinearRegression(InContext):
     def models(self):
         return ["gril", "gd_dagger", "gril_rho", "gd_dagger_rho"]
 
-    def own(self, name):
-        model = StateMLPGRIL(self.f) if name.endswith("rho") else NonlinearGRIL(self.f, self.layers)
+    def own(self, name, f):
+        model = StateMLPGRIL(f) if name.endswith("rho") else NonlinearGRIL(f, self.layers)
         return gd_dagger(model, self.start, self.N) if name.startswith("gd_dagger") else model
 
     @property
@@ -479,8 +489,8 @@ class SoftmaxClassification(InContext):
     def models(self):
         return ["gril", "gd_dagger", "gril_identity"]
 
-    def own(self, name):
-        model = ClassifierGRIL(self.f, self.outputs, identity=name == "gril_identity")
+    def own(self, name, f):
+        model = ClassifierGRIL(f, self.outputs, identity=name == "gril_identity")
         return gd_dagger(model, self.eta, self.N) if name == "gd_dagger" else model
 
     def constructed(self):

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gril import (GRIL, Block, ClassifierGRIL, GrilMixer, MultistepGRIL, NonlinearGRIL, ScalarGRIL,
-                  StateMLPGRIL, beside, complex_gate, construct_binary, construct_multistep,
-                  construct_multivariate, construct_scalar, construct_softmax, gd_dagger,
-                  gril_chunk, gril_loop, gril_scan, gril_step, interleave, linear_attention, scan,
-                  window)
+from gril import (GRIL, Block, ClassifierGRIL, EmbeddedGRIL, GrilMixer, MultistepGRIL,
+                  NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside, complex_gate, construct_binary,
+                  construct_multistep, construct_multivariate, construct_scalar, construct_softmax,
+                  gd_dagger, gril_chunk, gril_loop, gril_scan, gril_step, interleave,
+                  linear_attention, scan, window)
 
 f32, f64 = torch.float32, torch.float64
 SIZES = list(itertools.product((1, 3, 10), (1, 10, 100)))               # f, N
@@ -77,8 +77,9 @@ def squared(W, x, y):
 def test_scalar_construction_is_gradient_descent(f, N):
     x, y, _ = prompts(2, N, f, outputs=1)
     layer = construct_scalar(ScalarGRIL(f).to(f64), 0.7, torch.arange(1, N + 1))
-    s = torch.cat([x[:, :-1], y, x[:, 1:]], -1)
-    agree(1e-10, prediction=(layer(s), every_prefix(x, y, squared, zeros(1, f), 0.7)))
+    c, raw = torch.cat([x[:, :-1] * y, x[:, 1:]], -1), torch.cat([x[:, :-1], y, x[:, 1:]], -1)
+    expected = every_prefix(x, y, squared, zeros(1, f), 0.7)
+    agree(1e-10, c=(layer(c), expected), raw=(layer(raw), expected))
 
 
 @pytest.mark.parametrize("f, N", SIZES)
@@ -89,6 +90,13 @@ def test_multivariate_construction_is_gradient_descent_on_every_prefix(f, N):
     agree(1e-10, prefixes=(layer(s), expected))
     layer = construct_multivariate(GRIL(f).to(f64), 0.7, N)     # one β = η/N: exact at the query
     agree(1e-10, query=(layer(s)[:, -1], expected[:, -1]))
+    wide = EmbeddedGRIL(GRIL(f + 2), f, f + 2).to(f64)
+    construct_multivariate(wide.layer, 0.7, torch.arange(1, N + 1))
+    wide.E.data = torch.linalg.qr(seeded(f + 2, f)).Q.mT        # any basis: y comes back in it
+    whole = wide.layer(s @ wide.E)
+    agree(1e-10, embedded=(whole @ wide.E.mT, expected))
+    wide.E.data = torch.eye(f, f + 2, dtype=f64)
+    agree(1e-10, identity=(wide(s), expected))
 
 
 @pytest.mark.parametrize("f, N", SIZES)
@@ -199,7 +207,8 @@ def test_gd_dagger_freezes_the_recurrence_and_trains_the_rest():
 @pytest.mark.parametrize("form", ("query", "loop", "scan"))
 @pytest.mark.parametrize("model", (
     GRIL(4), GRIL(4, "no_window"), GRIL(4, "no_readout"), GRIL(4, "w2"), MultistepGRIL(4, 3),
-    MultistepGRIL(4, 1, loops=2), *EXTENDED, ScalarGRIL(5), ScalarGRIL(5, variant="neither")),
+    MultistepGRIL(4, 1, loops=2), *EXTENDED, ScalarGRIL(5), ScalarGRIL(5, variant="neither"),
+    EmbeddedGRIL(GRIL(6), 4, 6)),
     ids=lambda model: type(model).__name__)
 def test_the_query_alone_is_the_last_of_all_predictions(model, form):
     s = seeded(3, 11, {ScalarGRIL: 11, ClassifierGRIL: 7}.get(type(model), 4))
@@ -867,6 +876,7 @@ def test_a_blocks_loss_compiles_into_one_graph(gate_name, backend):
     (lambda: GRIL(3, variant="no_windows"), "There are: full, no_window"),
     (lambda: ScalarGRIL(3, variant="none"), "There are: full, no_input"),
     (lambda: ScalarGRIL(3, hidden=2), "cannot hold the gradient of 3 weights"),
+    (lambda: EmbeddedGRIL(GRIL(3), 4, 3), "width 4 do not fit an embedding of width 3"),
     (lambda: GrilMixer(8, 10, 3), "P = 10 is not divisible by J = 3"),
     (lambda: GrilMixer(8, 8, 2, gate="imaginary"), "real, complex"),
     (lambda: GrilMixer(8, 8, 2)(torch.zeros(2, 0, 8)), "empty sequence"),

@@ -174,7 +174,7 @@ def fig3c(quick):
                for name, column in columns.items()}
     comparison("fig3c", "scalar regression", models,
                {**columns, "paper": {"GRIL": "0.209 ± 0.001"}}, quick)
-    print("\nTokens are the paper's [x_t y_t, x_{t+1}]; raw ones are [x_t, y_t, x_{t+1}]. The paper "
+    print("\nTokens are the paper's [x_t y_t, x_{t+1}]; raw ones [x_t, y_t, x_{t+1}]. The paper "
           "shows the others in a\nfigure, without numbers. Its scalar layer has no version with "
           "two layers: here neither.")
 

@@ -12,21 +12,109 @@ from matplotlib.animation import PillowWriter
 
 import train
 from gril import GrilMixer, scan, window
-from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, finish, place, print_table
+from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, bars, finish, place, print_table
 from pictures.trained import runs
 from tasks import NdRegression, gradient_descent
 
+
+def partial_descent(task, x, y, x_query):
+    """One step on the first of a prompt's N examples: each has its N-th part of the step."""
+    return gradient_descent([task.eta * x.shape[1] / task.N])(x, y, x_query)
+
+
+# ------------------------------------------------------------------------------------- how it works
+
 DARK = "#444444"
-SIDE = dict(va="center", fontsize=9, color=DARK)                # text beside a drawing
+PARTS = {               # name -> where it stands, what it says
+    "1  window": (0, "tokens arrive one after the other; each step sees three of them, and moves "
+                  "on by two"),
+    "2  cross-product": (-8.7, r"   $C_t \, Q \, C_t^T$ with $Q = e_2 e_1^T$ takes out one product "
+                         "of the nine: $y_t$ with $x_t$ (here t = 2)"),
+    "3  state": (-16.6, r"$Z_t = Z_{t-1} + C_t \, Q \, C_t^T$: the sum of the products so far, "
+                 "minus the gradient of the first t examples' loss"),
+    "4  read-out": (-24.5, r"$o_t = β \, Z_t \, C_t \, q$ with $q = e_3$ and $β = η/N$: the "
+                    "gradient step's W, applied to the window's last token"),
+}
+BESIDE = [              # x, y, text, colour, size
+    (20.5, -3.9, "the query: its\n$y_6$ is asked for", BLUE, 9),
+    (26.6, -3.9, "red is positive, blue\nnegative, white zero;\nstates and products\nhave their "
+     "own scale", DARK, 8),
+    (28, -12.6, "minus the\ngradient of one\nexample's loss\nat $W = 0$", DARK, 9),
+    (23, -28.4, "$o_5$ and explicit gradient descent (GD)\nare the same numbers; $y_6$ is not "
+     "reached:\nit was one step, on five examples", DARK, 9),
+    (14, -12.6, "=", "black", 14), (21.8, -12.6, "=", "black", 14), (8.3, -28.4, "=", "black", 14),
+    (0, -28.4, "$β$", "black", 13),
+]
 
 
-def cells(ax, M, x, y, limit, label="", color="black", edge=None):
-    """A matrix as coloured unit cells, its upper left corner at (x, y); red is positive."""
-    M = torch.atleast_2d(M.detach())
+@torch.no_grad()
+def how(quick):
+    """One prompt through the constructed layer: window, cross-product, state, read-out."""
+    task = NdRegression(f=4, n=5)
+    x, y, s = (z[0] for z in task.sample(1, torch.Generator().manual_seed(3)))
+    layer = task.constructed()
+    C = window(s[None], 3, 2, causal=False)[0]                  # (N, f, 3)
+    Z = (C @ layer.Q @ C.mT).cumsum(0)                          # (N, f, f), the state
+    o = layer(s[None])[0]                                       # (N, f), the prediction for x_{t+1}
+    gd = torch.cat([partial_descent(task, x[None, :t], y[None, :t], x[None, t])
+                    for t in range(1, 6)])
+    errors = Z - torch.stack([y[:t].mT @ x[:t] for t in range(1, 6)]), o - gd
+    print_table("One prompt, f = 4, N = 5: the state is the sum of y xᵀ, its read-out is gradient "
+                "descent", ("t", "largest |Z_t - Σ y xᵀ|", "|o_t - GD|", "o_t", "GD, step η t/N",
+                            "y_{t+1}"),
+                [(t + 1, *(f"{error[t].abs().max():.1e}" for error in errors),
+                  *(" ".join(f"{v:5.2f}" for v in z[t]) for z in (o, gd, y[1:])))
+                 for t in range(5)])
+
+    figure, ax = plt.subplots(figsize=(11, 10.6))
+    blank(ax, 32.5, 31)
+    for name, (top, text) in PARTS.items():
+        ax.text(0, top, name, fontsize=11, weight="bold", va="center")
+        ax.text(5.6, top, text, fontsize=9, va="center", color=DARK)
+    for left, middle, text, color, size in BESIDE:
+        ax.text(left, middle, text, fontsize=size, va="center", color=color)
+    tokens = [(z, 1.9 * i, -1.9, f"${'xy'[i % 2]}_{i // 2 + 1}$", (BLUE, ORANGE)[i % 2])
+              for i, z in enumerate(s)]
+    product = [(C[1], 0, -10.6, "$C_2$", RED), (layer.Q, 4.6, -11.1, "$Q$"),
+               (C[1].mT, 9.2, -11.1, "$C_2^T$", RED), (y[1], 15.4, -10.6, "$y_2$", ORANGE),
+               (x[None, 1], 17, -12.1, "$x_2^T$", BLUE),
+               (torch.outer(y[1], x[1]), 23.2, -10.6, "$y_2 x_2^T$")]
+    states = [(Z_t, 6.5 * i, -18.5, f"$Z_{i + 1}$", RED if i == 1 else "black")
+              for i, Z_t in enumerate(Z)]
+    answers = [(o[4], 9.9, -26.4, "$o_5$"), (gd[4], 13.9, -26.4, "GD"),
+               (y[5], 18.6, -26.4, "$y_6$, held out")]
+    read = [(Z[4], 1.2, -26.4, "$Z_5$"), (x[5], 6.3, -26.4, "$x_6$", BLUE), *answers]
+    for M, *where in tokens + product + states + read:
+        cells(ax, M, Z.abs().max() if M.shape == (4, 4) else 0.9, *where)
+    for (i, j), v in np.ndenumerate(layer.Q.numpy()):
+        ax.text(5.1 + j, -11.6 - i, f"{v:.0f}", ha="center", va="center", zorder=4,
+                color="white" if v else "black")
+    for v, left, top, _ in answers:
+        for i, number in enumerate(v):
+            ax.text(left + 1.2, top - 0.5 - i, f"{number:.2f}", va="center", fontsize=7)
+    for i, place in enumerate(np.arange(0, 19, 3.8)):           # brackets of the windows
+        low, color = -6.8 + 0.55 * (i % 2), RED if i == 1 else GREY
+        ax.plot(place + np.array([0, 0, 4.8, 4.8]), low + np.array([0.25, 0, 0, 0.25]),
+                color=color, lw=1.8 if i == 1 else 1)
+        ax.text(place + 2.4, low - 0.15, f"$C_{i + 1}$", ha="center", va="top", color=color)
+    for i in range(1, 5):
+        arrow(ax, (6.5 * i - 2.3, -20.5), (6.5 * i - 0.2, -20.5))
+        ax.text(6.5 * i - 1.25, -20.8, f"$+ y_{i + 1} x_{i + 1}^T$", ha="center", va="top",
+                fontsize=8, color=RED if i == 1 else DARK)
+    finish(figure, "how", quick, layout="none")
+
+
+def arrow(ax, start, end):
+    ax.annotate("", end, start, arrowprops=dict(arrowstyle="->", color=GREY))
+
+
+def cells(ax, M, limit, x, y, label, color="black"):
+    """A matrix, or a vector as a column, in unit cells; (x, y) is its upper left corner."""
+    M = M[:, None] if M.ndim == 1 else M
     rows, columns = M.shape
     ax.imshow(M.numpy(), extent=(x, x + columns, y - rows, y), vmin=-limit, vmax=limit, zorder=2)
-    ax.add_patch(plt.Rectangle((x, y - rows), columns, rows, fill=False, ec=edge or GREY,
-                               lw=2 if edge else 0.6, zorder=3))
+    edge = dict(ec=RED, lw=2) if color == RED else dict(ec=GREY, lw=0.6)
+    ax.add_patch(plt.Rectangle((x, y - rows), columns, rows, fill=False, zorder=3, **edge))
     ax.text(x + columns / 2, y + 0.35, label, ha="center", va="bottom", color=color)
 
 
@@ -35,99 +123,7 @@ def blank(ax, width, height):
     ax.axis("off")
 
 
-def how(quick):
-    """One prompt through the constructed layer: window, cross-product, state, read-out."""
-    f, N, shown = 4, 5, 2
-    task = NdRegression(f=f, n=N)
-    x, y, s = (z[0] for z in task.sample(1, torch.Generator().manual_seed(3)))
-    layer = task.constructed()
-    C = window(s[None], 3, 2, causal=False)[0]                  # (N, f, 3)
-    Z = (C @ layer.Q @ C.mT).detach().cumsum(0)                 # (N, f, f), the state
-    with torch.no_grad():
-        o = layer(s[None])[0]                                   # (N, f), the prediction for x_{t+1}
-    gd = torch.stack([gradient_descent([task.eta * t / N])(x[None, :t], y[None, :t], x[None, t])[0]
-                      for t in range(1, N + 1)])
-
-    def vector(v):
-        return " ".join(f"{x:5.2f}" for x in v)
-    print_table("One prompt, f = 4, N = 5: the state is the sum of y xᵀ, its read-out is gradient "
-                "descent", ("t", "largest |Z_t - Σ y xᵀ|", "|o_t - GD|", "o_t", "GD, step η t/N",
-                            "y_{t+1}"),
-                [(t, f"{(Z[t - 1] - y[:t].mT @ x[:t]).abs().max():.1e}",
-                  f"{(o[t - 1] - gd[t - 1]).abs().max():.1e}",
-                  vector(o[t - 1]), vector(gd[t - 1]), vector(y[t])) for t in range(1, N + 1)])
-
-    figure, ax = plt.subplots(figsize=(11, 10.6))
-    blank(ax, 32.5, 31)
-    limit, big = 0.9, Z.abs().max().item()                      # colour scales of tokens, of states
-    for place, name, text in (
-            (0, "1  window",
-             "tokens arrive one after the other; each step sees three of them, and moves on by "
-             "two"),
-            (-8.7, "2  cross-product",
-             "   $C_t \\, Q \\, C_t^T$ with $Q = e_2 e_1^T$ takes out one product of the nine: "
-             f"$y_t$ with $x_t$ (here t = {shown})"),
-            (-16.6, "3  state",
-             "$Z_t = Z_{t-1} + C_t \\, Q \\, C_t^T$: the sum of the products so far, "
-             "minus the gradient of the first t examples' loss"),
-            (-24.5, "4  read-out",
-             "$o_t = β \\, Z_t \\, C_t \\, q$ with $q = e_3$ and $β = η/N$: "
-             "the gradient step's W, applied to the window's last token")):
-        ax.text(0, place, name, fontsize=11, weight="bold", va="center")
-        ax.text(5.6, place, text, **SIDE)
-    for place in ((14.3, -12.6), (22.1, -12.6), (8.6, -28.4)):
-        ax.text(*place, "=", ha="center", va="center", fontsize=14)
-
-    top = -1.9                                                                      # 1  window
-    for i in range(2 * N + 1):
-        name, color = ("x", BLUE) if i % 2 == 0 else ("y", ORANGE)
-        cells(ax, s[i][:, None], 1.9 * i, top, limit, f"${name}_{i // 2 + 1}$", color)
-    ax.text(3.8 * N + 1.5, top - 2, f"the query: its\n$y_{N + 1}$ is asked for", va="center",
-            color=BLUE)
-    ax.text(26.6, top - 2, "red is positive, blue\nnegative, white zero;\nstates and products\n"
-            "have their own scale", va="center", fontsize=8, color=DARK)
-    for t in range(1, N + 1):
-        left, right, low = 3.8 * (t - 1), 3.8 * (t - 1) + 4.8, top - 4.35 - 0.55 * (t % 2)
-        color, width = (RED, 1.8) if t == shown else (GREY, 1)
-        ax.plot([left, left, right, right], [low + 0.25, low, low, low + 0.25], color=color,
-                lw=width)
-        ax.text((left + right) / 2, low - 0.15, f"$C_{t}$", ha="center", va="top", color=color)
-
-    top, C_t, x_t, y_t = -10.6, C[shown - 1], x[shown - 1], y[shown - 1]          # 2  cross-product
-    cells(ax, C_t, 0, top, limit, f"$C_{shown}$", RED, RED)
-    cells(ax, layer.Q, 4.6, top - 0.5, limit, "$Q$")
-    for (i, j), v in np.ndenumerate(layer.Q.detach().numpy()):
-        ax.text(5.1 + j, top - 1 - i, f"{v:.0f}", ha="center", va="center", zorder=4,
-                color="white" if v else "black")
-    cells(ax, C_t.mT, 9.2, top - 0.5, limit, f"$C_{shown}^T$", RED, RED)
-    cells(ax, y_t[:, None], 15.4, top, limit, f"$y_{shown}$", ORANGE)
-    cells(ax, x_t[None], 17, top - 1.5, limit, f"$x_{shown}^T$", BLUE)
-    cells(ax, torch.outer(y_t, x_t), 23.2, top, big, f"$y_{shown} x_{shown}^T$")
-    ax.text(28, top - 2, "minus the\ngradient of one\nexample's loss\nat $W = 0$", **SIDE)
-
-    top = -18.5                                                                     # 3  state
-    for t in range(1, N + 1):
-        left, mark = 6.5 * (t - 1), RED if t == shown else None
-        cells(ax, Z[t - 1], left, top, big, f"$Z_{t}$", mark or "black", mark)
-        if t < N:
-            ax.annotate("", (left + 6.3, top - 2), (left + 4.2, top - 2),
-                        arrowprops=dict(arrowstyle="->", color=GREY))
-            ax.text(left + 5.25, top - 2.3, f"$+ y_{t + 1} x_{t + 1}^T$", ha="center", va="top",
-                    fontsize=8, color=RED if t + 1 == shown else DARK)
-
-    top = -26.4                                                                     # 4  read-out
-    ax.text(0, top - 2, "$β$", va="center", fontsize=13)
-    cells(ax, Z[-1], 1.2, top, big, f"$Z_{N}$")
-    cells(ax, C[-1, :, 2:], 6.3, top, limit, f"$x_{N + 1}$", BLUE)
-    for left, v, label in ((9.9, o[-1], f"$o_{N}$"), (13.9, gd[-1], "GD"),
-                           (18.6, y[-1], f"$y_{N + 1}$, held out")):
-        cells(ax, v[:, None], left, top, limit, label)
-        for i, number in enumerate(v):
-            ax.text(left + 1.2, top - 0.5 - i, f"{number:.2f}", va="center", fontsize=7)
-    ax.text(23, top - 2, f"$o_{N}$ and explicit gradient descent (GD)\nare the same numbers; "
-            f"$y_{N + 1}$ is not reached:\nit was one step, on five examples", **SIDE)
-    finish(figure, "how", quick, layout="none")
-
+# ----------------------------------------------------------------------------- what each form keeps
 
 class Held:
     """A tensor that autograd keeps; gone when autograd lets it go."""
@@ -175,9 +171,6 @@ def forms(quick):
 
     figure, axes = plt.subplots(1, 5, figsize=(11.5, 3.3), width_ratios=(1, 1, 1, 1, 1.6))
     for ax, form in zip(axes, FORMS):
-        blank(ax, 8.5, 9)
-        ax.set_title(f"gril_{form}")
-        ax.text(4.2, -9.6, FORMS[form], ha="center", va="top", fontsize=8)
         draw_form(ax, form)
     ax = axes[-1]
     for form, color, size in (("loop", GREY, 9), ("scan", BLUE, 4), ("chunk", GREEN, 4)):
@@ -197,28 +190,28 @@ def forms(quick):
 def draw_form(ax, form):
     """The tokens of eight steps below, what is kept of them above."""
     whole, hollow, product, token = MARKS.values()
-
-    def square(x, y, style):
-        ax.add_patch(plt.Rectangle((x, y - 2.2), 2.2, 2.2, lw=0.8, **style))
-    for t in range(8):
-        unseen = form == "step" and t < 6
-        style = dict(fc="none", ec=GREY, ls=":") if unseen else token
-        ax.add_patch(plt.Rectangle((t + 0.2, -8.3), 0.5, 1.6, lw=0.6, **style))
-    ax.annotate("", (8.2, -8.75), (0, -8.75),
-                arrowprops=dict(arrowstyle="->", color=GREY, lw=0.8))
-    ax.text(8.3, -8.75, "t", va="center", fontsize=8, color=GREY)
+    past, unseen = hollow if form == "loop" else whole, dict(fc="none", ec=GREY, ls=":")
+    boxes = [(t + 0.2, -6.7, 0.5, 1.6, unseen if form == "step" and t < 6 else token)
+             for t in range(8)]                                 # left, top, width, height, style
     if form in ("loop", "scan"):
-        for t in range(8):
-            square(t * 0.72 + 0.1, -1.2 - 0.35 * t, hollow if form == "loop" and t < 7 else whole)
+        boxes += [(0.72 * t + 0.1, -1.2 - 0.35 * t, 2.2, 2.2, past if t < 7 else whole)
+                  for t in range(8)]
     elif form == "chunk":
-        for left in (0.05, 4.05):
-            square(left, -0.6, whole)
-            for t in range(4):
-                ax.add_patch(plt.Rectangle((left + 0.15, -4.3 - 0.7 * t), 0.9 * (t + 1), 0.7,
-                                           **product))
+        boxes += [(left, -0.6, 2.2, 2.2, whole) for left in (0.05, 4.05)]
+        boxes += [(left, -3.6 - 0.7 * t, 0.9 * (t + 1), 0.7, product)
+                  for left in (0.2, 4.2) for t in range(4)]
     else:
-        square(5.6, -2.6, whole)
+        boxes.append((5.6, -2.6, 2.2, 2.2, whole))
+    blank(ax, 8.5, 9)
+    for left, top, width, height, style in boxes:
+        ax.add_patch(plt.Rectangle((left, top - height), width, height, lw=0.8, **style))
+    arrow(ax, (0, -8.75), (8.2, -8.75))
+    ax.text(8.3, -8.75, "t", va="center", fontsize=8, color=GREY)
+    ax.text(4.2, -9.6, FORMS[form], ha="center", va="top", fontsize=8)
+    ax.set_title(f"gril_{form}")
 
+
+# ---------------------------------------------------------------------------------- a prompt moving
 
 def prompt(quick):
     """One prompt, example by example: the state fills, the prediction for a fixed query nears the
@@ -227,84 +220,74 @@ def prompt(quick):
     (result,) = runs([dict(task="nd_regression", f=f, n=N, seed=0)], quick)
     task, model, _ = train.load(result["folder"])
     x, y, s = task.sample(tasks, torch.Generator().manual_seed(4))
-    W = torch.linalg.lstsq(x[0].double(), y[0].double()).solution.mT.float()
-    answers = {"GRIL, trained": torch.zeros(N + 1, tasks, f),   # after t examples
-               "GD, explicit": torch.zeros(N + 1, tasks, f)}
+    ours, gd = ([torch.zeros(tasks, f)] for _ in range(2))      # after t examples
     with torch.no_grad():
         for t in range(1, N + 1):
-            gd = gradient_descent([task.eta * t / N])           # each example its N-th part
-            answers["GRIL, trained"][t] = model.query(torch.cat([s[:, :2 * t], s[:, -1:]], 1))
-            answers["GD, explicit"][t] = gd(x[:, :t], y[:, :t], x[:, -1])
+            ours.append(model.query(torch.cat([s[:, :2 * t], s[:, -1:]], 1)))
+            gd.append(partial_descent(task, x[:, :t], y[:, :t], x[:, -1]))
         C = window(s[:1], 3, 2, causal=False)
         Z = scan(model.A, C @ model.Q @ C.mT)[0] * model.beta * model.q[2]
     Z = torch.cat([torch.zeros(1, f, f), Z])                    # β q₃ Z_t: the W read, (N+1, f, f)
-    loss = {name: 0.5 * (o - y[:, -1]).square().mean(-1) for name, o in answers.items()}
+    answers = {"GRIL, trained": torch.stack(ours), "GD, explicit": torch.stack(gd)}
+    errors = {name: 0.5 * (o - y[:, -1]).square().mean(-1) for name, o in answers.items()}
+    losses = {(name, what): loss for name, error in errors.items() for what, loss in
+              (("this prompt", error[:, 0]), (f"mean of {tasks:,}", error.mean(1)))}
     apart = torch.sub(*answers.values())[:, 0].abs().amax(-1)   # (N+1,), of this prompt
     print_table(f"The fixed query's loss after t examples, f = {f}, N = {N}; GD's step is η t/N, "
                 "as a sum over examples has it",
-                ("t", *(f"{name}, {what}" for name in loss
-                        for what in ("this prompt", f"mean of {tasks:,}")),
-                 "largest difference of predictions"),
-                [(t, *(f"{v:.4f}" for l in loss.values() for v in (l[t, 0], l[t].mean())),
-                  f"{apart[t]:.4f}") for t in range(N + 1) if t in (0, 1, 2, 5, 10, 20, N)])
+                ("t", *map(", ".join, losses), "largest difference of predictions"),
+                [(t, *(f"{z[t]:.4f}" for z in (*losses.values(), apart)))
+                 for t in range(N + 1) if t in (0, 1, 2, 5, 10, 20, N)])
 
-    figure = plt.figure(figsize=(9.6, 4.8))
+    W = torch.linalg.lstsq(x[0].double(), y[0].double()).solution.mT
+    this = {name: o[:, 0] for name, o in answers.items()}
+    figure, writer = plt.figure(figsize=(9.6, 4.8)), PillowWriter(fps=4)
+    path = place("prompt.gif", quick)
+    with writer.saving(figure, path, dpi=100):
+        for t in [*range(N + 1)] + [N] * (0 if quick else 10):  # the end is held
+            draw_prompt(figure, t, s[0], Z, W, y[0, -1], this, losses)
+            writer.grab_frame()
+    print(f"\nmoving    {os.path.relpath(path)}, {path.stat().st_size / 1e6:.2f} MB")
+    plt.close(figure)
+
+
+def draw_prompt(figure, t, s, Z, W, truth, answers, losses):
+    """The prompt s after t examples, the state beside W, the answers, the losses so far."""
+    N, f = len(Z) - 1, len(W)
+    figure.clear()
+    figure.suptitle(f"after {t} of {N} examples", fontsize=11)
     grid = figure.add_gridspec(2, 4, height_ratios=(1, 2.6), width_ratios=(1, 1, 1.5, 1.6),
                                left=0.03, right=0.98, top=0.84, bottom=0.12, hspace=0.62,
                                wspace=0.3)
-    strip, state_ax, W_ax, bar_ax, loss_ax = map(
+    strip, left, right, bar_ax, loss_ax = map(
         figure.add_subplot, (grid[0, :], *(grid[1, i] for i in range(4))))
-    title = figure.suptitle("", fontsize=11)
-    tokens = torch.zeros(f, 2 * N + 1)
-    tokens[:, -1] = s[0, -1]
-    seen = strip.imshow(tokens.numpy(), vmin=-1.2, vmax=1.2, aspect="auto")
-    frame = strip.add_patch(plt.Rectangle((-0.5, -0.5), 2, f, fill=False, ec="black", lw=2))
-    strip.add_patch(plt.Rectangle((2 * N - 0.5, -0.5), 1, f, fill=False, ec="black", lw=2,
-                                  clip_on=False))
-    every = [i for i in range(N - 1) if i == 0 or i % 5 == 4]
-    strip.set_xticks([2 * i + 0.5 for i in every] + [2 * N],
-                     [f"$x_{{{i + 1}}}, y_{{{i + 1}}}$" for i in every] + ["query"], fontsize=8)
+    tokens = s.mT.clone()
+    tokens[:, 2 * t:-1] = 0                                     # still to come
+    strip.imshow(tokens.numpy(), vmin=-1.2, vmax=1.2, aspect="auto")
+    for start, width in ((2 * N - 0.5, 1), (2 * t - 2.5, 2))[:2 if t else 1]:
+        strip.add_patch(plt.Rectangle((start, -0.5), width, f, fill=False, lw=2, clip_on=False))
+    every = [1, *range(5, N, 5)]
+    strip.set_xticks([2 * i - 1.5 for i in every] + [2 * N],
+                     [f"$x_{{{i}}}, y_{{{i}}}$" for i in every] + ["query"], fontsize=8)
     strip.set(yticks=[], title="the prompt; framed, what step t sees: $x_t$, $y_t$ and the query")
-    heat = state_ax.imshow(Z[0].numpy(), vmin=-2, vmax=2)
-    state_ax.set(xticks=[], yticks=[], title="the state, $β q_3 Z_t$")
-    W_ax.imshow(W.numpy(), vmin=-2, vmax=2)
-    W_ax.set(xticks=[], yticks=[], title="the task's W")
-    places, truth = np.arange(f), y[0, -1]
-    drawn = {}                                                  # name -> its bars, its two curves
-    for name, color, shift, style in (("GRIL, trained", BLUE, -0.19, "-"),
-                                      ("GD, explicit", ORANGE, 0.19, "--")):
-        (this,) = loss_ax.plot([], [], color=color, ls=style, lw=2.2, label=name)
-        (mean,) = loss_ax.plot([], [], color=color, ls=style, lw=0.9)
-        bars = bar_ax.bar(places + shift, np.zeros(f), 0.36, color=color, label=name)
-        drawn[name] = bars, this, mean
+    for ax, M, title in ((left, Z[t], "the state, $β q_3 Z_t$"), (right, W, "the task's W")):
+        ax.imshow(M.numpy(), vmin=-2, vmax=2)
+        ax.set(xticks=[], yticks=[], title=title)
+
+    coordinates = {i + 1: [{name: o[t, i].item() for name, o in answers.items()}] for i in range(f)}
+    bars(bar_ax, coordinates, {name: name for name in answers})
+    places, bound = np.arange(f), max(z.abs().max().item() for z in (truth, *answers.values()))
     bar_ax.hlines(truth.numpy(), places - 0.42, places + 0.42, color="black", lw=2, label="truth")
     bar_ax.axhline(0, color=GREY, lw=0.6)
-    bound = 1.25 * max(z.abs().max().item() for z in (truth, *(o[:, 0] for o in answers.values())))
-    bar_ax.set(title="prediction for the query", ylim=(-bound, 1.45 * bound),
+    bar_ax.set(title="prediction for the query", ylim=(-1.25 * bound, 1.8 * bound),
                xlabel="coordinate of y")
-    bar_ax.set_xticks(places.tolist(), range(1, f + 1))
     bar_ax.legend(fontsize=7, loc="upper left", ncol=2, columnspacing=0.8, handlelength=1.2)
-    highest = max(max(l[:, 0].max(), l.mean(1).max()).item() for l in loss.values())
+    for (name, prompts), loss in losses.items():
+        color, style = (BLUE, "-") if "GRIL" in name else (ORANGE, "--")
+        width, label = (2.2, name) if prompts == "this prompt" else (0.9, None)
+        loss_ax.plot(loss[:t + 1], color=color, ls=style, lw=width, label=label)
+    highest = max(loss.max().item() for loss in losses.values())
     loss_ax.set(title="loss on the query", xlabel="examples seen", xlim=(0, N),
                 ylim=(0, 1.6 * highest))
-    loss_ax.legend(fontsize=7, loc="upper right", title=f"thin: mean of {tasks:,} prompts",
+    loss_ax.legend(fontsize=7, loc="upper right", title=f"thin: {prompts} prompts",
                    title_fontsize=7)
-
-    def draw(t):
-        title.set_text(f"after {t} of {N} examples")
-        tokens[:, :2 * t] = s[0, :2 * t].mT
-        seen.set_data(tokens.numpy())
-        frame.set(x=2 * t - 2.5, visible=t > 0)
-        heat.set_data(Z[t].numpy())
-        for name, (bars, this, mean) in drawn.items():
-            for bar, height in zip(bars, answers[name][t, 0].tolist()):
-                bar.set_height(height)
-            this.set_data(range(t + 1), loss[name][:t + 1, 0])
-            mean.set_data(range(t + 1), loss[name][:t + 1].mean(1))
-    path, writer = place("prompt.gif", quick), PillowWriter(fps=4)
-    with writer.saving(figure, path, dpi=100):
-        for t in [*range(N + 1)] + [N] * (0 if quick else 10):  # the end is held
-            draw(t)
-            writer.grab_frame()
-    print(f"\nmoving    {os.path.relpath(path)}, {path.stat().st_size / 1e6:.2f} MB")
-    finish(figure, "prompt", quick, layout="none")              # its last frame, as a still

@@ -50,19 +50,16 @@ def print_table(title, head, rows):
             print("  ".join("-" * width for width in widths))
 
 
-def rows(groups, columns):
-    """A row of cells for each group of results, label -> results.
+def table(title, labels, groups, columns):
+    """A row for each group of results, label -> results.
 
     A column is a function from a group to its cell, or the cells themselves by label.
     """
-    for label, results in groups.items():
-        yield (*(label if isinstance(label, tuple) else (label,)),
-               *(column.get(label, "") if isinstance(column, dict) else column(results)
-                 for column in columns.values()))
-
-
-def table(title, labels, groups, columns):
-    print_table(title, (*labels, *columns), rows(groups, columns))
+    print_table(title, (*labels, *columns), [
+        (*(label if isinstance(label, tuple) else (label,)),
+         *(column.get(label, "") if isinstance(column, dict) else column(results)
+           for column in columns.values()))
+        for label, results in groups.items()])
 
 
 def mean(key, over=None, digits=4):
@@ -150,7 +147,8 @@ def bars(ax, groups, keys):
         ax.bar(places, means, width * 0.9, yerr=stds if any(stds) else None, color=color,
                label=name, capsize=2)
     ax.set_xticks(range(len(groups)), list(groups))
-    ax.legend()
+    if len(keys) > 1:
+        ax.legend()
 
 
 def errorbars(ax, groups, keys):

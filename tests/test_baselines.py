@@ -11,9 +11,9 @@ import lm
 import lra
 import train
 from baselines import (LRU, MODELS, RGLRU, S5, Attention, CausalConv, DeltaNet, Filtered, GatedMLP,
-                       Griffin, LinearAttention, Longhorn, Mamba, Model, Pairs, RecurrentBlock,
-                       Stack, Transformer, griffin_mixer, hippo, make, offered, recipe, rotate,
-                       state_size)
+                       GatedRecurrent, Griffin, LinearAttention, Longhorn, Mamba, Model, Pairs,
+                       RecurrentBlock, Stack, Transformer, griffin_mixer, hippo, make, offered,
+                       parameters, recipe, rotate, state_size)
 from gril import GRIL, Block, GrilMixer, MultistepGRIL, ScalarGRIL, interleave
 from tasks import TASKS, gradient_descent, query
 from test_gril import agree, seeded
@@ -235,6 +235,16 @@ def test_a_window_of_rank_one_is_linear_attention_after_short_filters(gate):
     agree(1e-12, y=(filtered(x), gril(x)))
     gril.Q.copy_(seeded(2, 3, 3, seed=1))                                   # of rank three: no more
     assert not torch.allclose(filtered(x), gril(x), atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_gated_recurrent_network_does_gradient_descent_with_f_to_the_fourth_weights():
+    x, y, eta = seeded(2, 7, 3), seeded(2, 6, 3, seed=1), 0.7
+    c = torch.cat([x[:, :-1], y, x[:, 1:]], -1)
+    layer = GatedRecurrent(3, eta, 6).to(f64)
+    agree(1e-6, prediction=(layer(c)[:, -1], gradient_descent([eta])(x[:, :-1], y, x[:, -1])))
+    counts = {f: parameters(GatedRecurrent(f, 1, 1)) for f in (3, 30)}
+    assert counts == {f: f ** 4 + 10 * f ** 3 for f in counts}
 
 
 @torch.no_grad()
@@ -637,15 +647,10 @@ def test_bad_input_is_answered_with_a_sentence(call, message):
 
 # -------------------------------------------------------------------------- on the in-context tasks
 
-def products(x, y):
-    """GRIL's scalar tokens as its state sees them (App. A.1): c_t = [x_t y_t, x_{t+1}]."""
-    return torch.cat([x[:, :-1] * y[:, :-1], x[:, 1:]], -1)
-
-
 @pytest.mark.parametrize("layers", (1, 2))
 @pytest.mark.parametrize("task, tokens, hopeless", (
-    ("scalar_regression", products, True), ("nd_regression", None, True),
-    ("scalar_regression", None, False), ("nd_regression", "pairs", False)))
+    ("scalar_regression", None, True), ("nd_regression", None, True),
+    ("scalar_regression", "raw", False), ("nd_regression", "pairs", False)))
 def test_parity_decides_on_which_tokens_linear_attention_can_learn(task, tokens, hopeless, layers):
     """With W, the query or all of the context's x of the other sign, a task is just as likely.
 
@@ -658,24 +663,24 @@ def test_parity_decides_on_which_tokens_linear_attention_can_learn(task, tokens,
     two of them.
     """
     torch.manual_seed(0)
-    task, product = TASKS[task](f=4, n=5), 0
+    task, product = TASKS[task](f=4, n=5, **(dict(raw=True) if tokens == "raw" else {})), 0
     x, y, _ = task.sample(50, torch.Generator().manual_seed(0))
-    x, y, make_tokens = x.double(), y.double(), tokens if callable(tokens) else task.tokens
-    f = make_tokens(x, y).shape[-1] * (2 if tokens == "pairs" else 1)
+    x, y = x.double(), y.double()
+    f = task.tokens(x, y).shape[-1] * (2 if tokens == "pairs" else 1)
     network = make("linear_attention", f, task.outputs, 16, layers, std=4.0).to(f64)
     network = Pairs(network) if tokens == "pairs" else network
     for W, context, asked in itertools.product((1, -1), repeat=3):
         flip = torch.tensor([context] * 5 + [asked], dtype=f64)[:, None]
         target = W * y * flip
-        product = product + query(network, make_tokens(x * flip, target)) * target[:, -1]
-    scale = query(network, make_tokens(x, y)).abs().max()
+        product = product + query(network, task.tokens(x * flip, target)) * target[:, -1]
+    scale = query(network, task.tokens(x, y)).abs().max()
     assert (product.abs().max() < 1e-12 * scale) == hopeless
 
 
 @torch.no_grad()
 def test_linear_attention_on_raw_scalar_tokens_can_be_a_step_of_gradient_descent():
     """On [x_t, y_t, x_{t+1}] the window is in the token: keys x_t, values y_t, queries x_{t+1}."""
-    task, eta = TASKS["scalar_regression"](f=4, n=5), 0.7
+    task, eta = TASKS["scalar_regression"](f=4, n=5, raw=True), 0.7
     x, y, _ = task.sample(20, torch.Generator().manual_seed(0))
     x, y = x.double(), y.double()
     network = make("linear_attention", 9, 1, 16).to(f64)

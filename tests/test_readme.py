@@ -1,10 +1,11 @@
 """What README and docs name is there: links, tests, commands, functions; their code runs."""
 import argparse
 import importlib
-import inspect
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -143,38 +144,22 @@ def test_a_name_that_is_gone_is_noticed(old, new, said):
     assert said in "\n".join(faults(PAPER, PAPER.read_text().replace(old, new)))
 
 
-class Calls:
-    """A plugin of pytest: strikes from wanted, (function, its code, tests), what a test calls."""
-
-    def __init__(self, wanted):
-        self.wanted, self.ran = wanted, set()
-
-    def pytest_runtest_setup(self, item):
-        if not any(item.originalname in tests for _, _, tests in self.wanted):
-            pytest.skip("nothing more to see")
-        sys.settrace(lambda frame, event, _: self.ran.add(frame.f_code))
-
-    def pytest_runtest_teardown(self, item):
-        sys.settrace(None)
-        self.wanted = [(name, codes, tests) for name, codes, tests in self.wanted
-                       if item.originalname not in tests or not codes & self.ran]
-        self.ran = set()
-
-
-def codes(found):
-    """Of a function its code; of a class that of all its methods."""
-    parts = map(inspect.unwrap, vars(found).values() if inspect.isclass(found) else [found])
-    return {part.__code__ for part in parts if inspect.isfunction(part)}
+def named():
+    """(paper, file, function, the tests of its row) of every function in "Paper to code"."""
+    for paper, _, functions, files, tests, _ in rows(PAPER.read_text()):
+        for name in functions:
+            file = next(file for file in files if find(name, [file]) is not None)
+            yield paper, file, name, [f"{TESTS[test]}::{test}" for test in tests]
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_row_call_every_function_beside_them():
-    table = [(f"{paper}: {name}", codes(find(name, files)), tests) for paper, _, functions, files,
-             tests, _ in rows(PAPER.read_text()) for name in functions]
-    calls = Calls([row for row in table if row[1]])                         # a recipe has no code
-    named = sorted({f"{TESTS[name]}::{name}" for _, _, tests in calls.wanted for name in tests})
-    failed = pytest.main(["-q", "-p", "no:cacheprovider", *named], plugins=[calls])
-    assert not ([name for name, _, _ in calls.wanted] or failed)
+@pytest.mark.parametrize("paper, file, name, tests", [
+    pytest.param(*row, id=f"{row[0]}-{row[2]}") for row in named()])
+def test_a_rows_tests_fail_when_its_function_is_spoiled(paper, file, name, tests):
+    run = subprocess.run([sys.executable, "tests/spoil.py", file, name, *tests], cwd=ROOT,
+                         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+                         text=True)
+    assert run.returncode == 1, run.stdout[-2000:] + run.stderr[-2000:]      # a test failed
 
 
 # ---------------------------------------------------------------------------------- what it prints

@@ -50,6 +50,8 @@ def test_targets_and_tokens_of_every_task():
     x, y, s = draw(TASKS["nd_regression"](f=5, n=6))
     agree(0, x=(s[:, ::2], x), y=(s[:, 1::2], y[:, :-1]))
     x, y, s = draw(TASKS["scalar_regression"](f=5, n=6))
+    agree(0, xy=(s[..., :5], x[:, :-1] * y[:, :-1]), x_next=(s[..., 5:], x[:, 1:]))
+    x, y, s = draw(TASKS["scalar_regression"](f=5, n=6, raw=True))
     agree(0, x=(s[..., :5], x[:, :-1]), y=(s[..., 5:6], y[:, :-1]), x_next=(s[..., 6:], x[:, 1:]))
     x, y, s = draw(TASKS["softmax_classification"](f=5, n=6, k=3), 500)
     assert torch.equal(y.sum(-1), torch.ones(500, 7)) and set(y.unique().tolist()) == {0.0, 1.0}
@@ -424,8 +426,9 @@ def test_recovered_sees_through_the_shared_scale_and_nothing_else():
 
 @pytest.mark.parametrize("name, model, hopeless", (
     *(("nd_regression", model, True) for model in ("no_window", "no_readout", "neither")),
-    *(("scalar_regression", model, True) for model in ("no_input", "no_output", "neither")),
-    ("nd_regression", "w2", False), ("nd_regression", "gril", False),
+    *(("scalar_regression --raw", model, True) for model in ("no_input", "no_output", "neither")),
+    ("scalar_regression", "no_output", True), ("nd_regression", "w2", False),
+    ("nd_regression", "gril", False), ("scalar_regression --raw", "gril", False),
     ("scalar_regression", "gril", False)))
 def test_parity_makes_zero_the_best_answer_of_every_ablation(name, model, hopeless):
     """Flipping the sign of W, of the query, or of all other inputs changes no distribution.
@@ -435,7 +438,8 @@ def test_parity_makes_zero_the_best_answer_of_every_ablation(name, model, hopele
     and a window of two, escape.
     """
     torch.manual_seed(0)
-    task = TASKS[name](f=4, n=5)
+    name, *raw = name.split()
+    task = TASKS[name](f=4, n=5, **(dict(raw=True) if raw else {}))
     layer, batch, product = task.model(model).to(f64), draw(task, 50), 0
     x, y = batch.x.double(), batch.y.double()
     for W, context, query in itertools.product((1, -1), repeat=3):
