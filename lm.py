@@ -15,9 +15,11 @@ V is the vocabulary, L the length of a block; H, P, J, w as in gril.py.
 import argparse
 import codecs
 import math
+import os
+from itertools import chain
 from pathlib import Path
 
-from machine.errors import Missing, known, spoken       # before torch, which takes seconds to load
+from machine.errors import Missing, known, refuse, spoken   # before torch, which loads for seconds
 
 import numpy as np
 import torch
@@ -29,11 +31,11 @@ from torch.utils._pytree import tree_map_only
 
 from baselines import MLP, MODELS, CausalConv, offered, parameters
 from files.downloads import data_folder
-from files.runs import read, read_json
+from files.runs import load as load_run
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
 from gril import Block, Mixer
-from machine.devices import choose_device, my_share, on, summed
-from machine.options import LOOP, Option, flag
+from machine.devices import Epochs, choose_device, my_share, on, summed
+from machine.options import LOOP, Option, sizes
 from tasks import Task
 
 
@@ -186,16 +188,9 @@ class NextToken(Task):
     higher = False
     recipes = RECIPES
     options = dict(
+        sizes(layers=4, H=128, P=64, J=16, length=256),
         tokenizer=Option("gpt2", "gpt2 or bytes", among=tuple(TOKENIZERS)),
-        length=Option(256, "tokens of a block", least=1),
-        layers=Option(4, "layers", least=1),
-        H=Option(128, "width of the model", least=1),
         inner=Option(128, "width inside a feed-forward layer", least=1),
-        P=Option(64, "state size", least=1),
-        J=Option(16, "blocks of the state", least=1),
-        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
-        form=Option("chunk", "of the recurrence: loop, scan or chunk",
-                    among=("loop", "scan", "chunk")),
         stateful=Option(False, "carry the state from block to block"),
         validate_tokens=Option(32_768, "tokens of a validation, 0 for all", least=0),
         report_tokens=Option(0, "tokens of the last report, 0 for all", least=0),
@@ -203,13 +198,11 @@ class NextToken(Task):
 
     def __init__(self, data=None, **numbers):
         super().__init__(**numbers)
-        for name in ("validate_tokens", "report_tokens"):
-            if self.recipe[name] == 1:
-                raise ValueError(f"{flag(name)} must be 0 (all) or at least 2: a token is scored "
-                                 "after another; got 1")
-        if self.recipe["stateful"] and self.recipe["accumulate"] > 1:
-            raise ValueError("--stateful carries one state from step to step, --accumulate would "
-                             "need several: choose one")
+        r, few = self.recipe, "must be 0 (all) or at least 2: a token is scored by those before it"
+        refuse((r["validate_tokens"] == 1, f"--validate-tokens {few}"),
+               (r["report_tokens"] == 1, f"--report-tokens {few}"),
+               (r["stateful"] and r["accumulate"] > 1, "--stateful carries one state from step to "
+                "step, --accumulate would need several: choose one"))
         self.length, self.data = self.recipe["length"], data_folder(data)
         self.bytes = self.recipe["tokenizer"] == "bytes"
         self.state = None                                                   # carried, if stateful
@@ -235,9 +228,8 @@ class NextToken(Task):
 
     def tokens(self, split):
         folder = self.data / self.folder
-        command = f"python lm.py {self.command} --data {self.data}"
-        if self.bytes:
-            command += " --bytes"
+        kind = " --bytes" if self.bytes else ""
+        command = f"python lm.py {self.command} --data {self.data}{kind}"
         ids = read_tokens(folder, self.recipe["tokenizer"], split, command)
         if ids is None and split != "test":
             raise Missing(f"{folder} has no {split} tokens: make them with: {command}")
@@ -339,8 +331,8 @@ def detached(state, device=None, rows=slice(None)):
     return tree_map_only(torch.Tensor, lambda x: x.detach()[rows].to(device, copy=True), state)
 
 
-class Blocks:
-    """Endless batches of training blocks; epoch and index are the whole position on any rank.
+class Blocks(Epochs):
+    """Endless batches of training blocks, and the state that is carried from one to the next.
 
     Blocks are shuffled anew every epoch. Stateful: the text is cut into as many lanes as the batch
     has rows, each lane is read from its start to its end, and an epoch begins with an empty state
@@ -348,19 +340,16 @@ class Blocks:
     """
 
     def __init__(self, task, seed, batch, device, rank, world):
-        if batch % world:
-            raise ValueError(f"--batch {batch} cannot be shared equally by {world} processes")
-        self.task, self.seed, self.device, self.L = task, seed, device, task.length
-        self.ids, self.batch, self.world = task.tokens("train"), batch, world
-        self.mine = slice(rank * batch // world, (rank + 1) * batch // world)
+        self.task, self.seed, self.device, self.world = task, seed, device, world
+        self.ids, self.L = task.tokens("train"), task.length
         self.count = (len(self.ids) - 1) // self.L // batch                 # batches in an epoch
         if self.count < 1:
             raise ValueError(f"the training text of {len(self.ids)} tokens is shorter than one "
                              f"batch, {batch} block{'s' if batch > 1 else ''} of {self.L} + 1: "
                              "give a longer text, or lower --length or --batch")
-        self.seek(dict(epoch=0, index=0))
+        super().__init__(batch, slice(rank * batch // world, (rank + 1) * batch // world), world)
 
-    def starts(self, epoch):
+    def ordered(self, epoch):
         """(count, batch): where the blocks of each batch begin."""
         generator = torch.Generator().manual_seed(self.seed + 1_000_003 * epoch)
         used = self.count * self.batch
@@ -370,15 +359,11 @@ class Blocks:
         shift = torch.randint(len(self.ids) - used * self.L, (), generator=generator)
         return shift + self.L * torch.arange(used).view(self.batch, self.count).mT
 
-    def __next__(self):
-        if self.index == self.count:
-            self.seek(dict(epoch=self.epoch + 1, index=0))
-        starts = self.order[self.index, self.mine].tolist()
-        self.index += 1
-        return blocks(self.ids, starts, self.L, self.device)
+    def take(self, starts):
+        return blocks(self.ids, starts.tolist(), self.L, self.device)
 
     def position(self):
-        return dict(epoch=self.epoch, index=self.index, state=self.task.state)
+        return *super().position(), self.task.state
 
     def gathered(self, position):
         """A position with the carried state of the whole batch, of which each process has rows."""
@@ -386,48 +371,19 @@ class Blocks:
             parts = [torch.empty_like(x.contiguous()) for _ in range(self.world)]
             dist.all_gather(parts, x.contiguous())
             return torch.cat(parts)
-        if self.world == 1:
-            return position
-        return dict(position, state=tree_map_only(torch.Tensor, rows, position["state"]))
+        return position if self.world == 1 else tree_map_only(torch.Tensor, rows, position)
 
     def seek(self, position):
-        self.epoch, self.index = position["epoch"], position["index"]
-        self.task.state = detached(position.get("state"), self.device, self.mine)
-        self.order = self.starts(self.epoch)
+        super().seek(position[:2])
+        state, = position[2:] or [None]
+        self.task.state = detached(state, self.device, self.mine)
 
 
 # ----------------------------------------------------------------------------------- 3. generation
 
 def load(folder):
     """(task, model, config) of a run that train.py made, finished or not."""
-    folder, name = Path(folder), None
-    try:
-        config = read_json(folder / "config.json")
-        if (name := config["task"]) in LM:
-            options = {**LOOP, **LM[name].options}
-            numbers = {option: config[option] for option in options if option in config}
-            task = LM[name](config.get("data"), **numbers)
-            model = task.model(config["model"])
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is not the folder of a run: it has no config.json. `python "
-                         "train.py --task wikitext2` makes one under runs/") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{folder / 'config.json'} is not as train.py wrote it "
-                         f"({type(error).__name__}: {error})") from None
-    if name not in LM:
-        raise ValueError(f"{folder} is a run of {name}, not of a language model: {', '.join(LM)}")
-    paths = [folder / name for name in ("best.pt", "weights.pt", "last.pt")]
-    paths = [path for path in paths if path.exists()]
-    if not paths:
-        raise ValueError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): let the "
-                         "training reach its first checkpoint, or finish it with --resume")
-    state = read(paths[0])
-    try:
-        model.load_state_dict(state.get("model", state))
-    except (RuntimeError, AttributeError, TypeError):
-        raise ValueError(f"{paths[0]} does not fit the model of config.json beside it: they are of "
-                         "different runs") from None
-    return task, model.eval(), config
+    return load_run(folder, LM, "a language model", "config.json")
 
 
 @torch.inference_mode()
@@ -441,12 +397,11 @@ def generate(model, prompt, tokens, temperature=1.0, top_k=0, seed=0):
     for i in range(tokens):
         if i:
             logits, state = model.step(token, state)
-        if temperature == 0:
-            token = logits.argmax(-1)                                       # (1,)
-        else:
-            if 0 < top_k < logits.shape[-1]:
-                least = logits.topk(top_k).values[:, -1:]
-                logits = logits.masked_fill(logits < least, -math.inf)
+        if 0 < top_k < logits.shape[-1]:
+            least = logits.topk(top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+        token = logits.argmax(-1)                                           # (1,)
+        if temperature:
             p = (logits / temperature).softmax(-1)
             token = torch.multinomial(p, 1, generator=generator)[:, 0]
         yield token.item()
@@ -475,19 +430,15 @@ def arguments(argv=None):
     add("name", nargs="?", help=f"{' or '.join(WIKITEXT)}; not needed with --text")
     add("--text", type=Path, metavar="FILE", help="a text of your own, UTF-8, for --task text_file")
     add("--data", **data)
-    add("--source", type=Path, metavar="DIR",
-        help="read texts and vocabulary from here, write to --data")
     add("--bytes", action="store_true", help="bytes as tokens, not GPT-2's")
-    add("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    add("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
 
     add = commands.add_parser("generate", help="stream text from a trained model").add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a run, as train.py made it")
     add("--prompt", default="", help="text to go on with, of any length")
-    add("--tokens", type=int, default=200, metavar="N", help="how many to make (default 200)")
-    add("--temperature", type=float, default=1.0, metavar="T",
-        help="0 takes the likeliest token (default 1)")
-    add("--top-k", type=int, default=0, metavar="K",
-        help="choose among the K likeliest (default 0: all)")
+    add("--tokens", type=int, default=200, help="how many to make (default 200)")
+    add("--temperature", type=float, default=1.0, help="0 takes the likeliest token (default 1)")
+    add("--top-k", type=int, default=0, help="choose among the likeliest (default 0: all)")
     add("--seed", type=int, default=0, help="(default 0)")
     add("--device", default="cpu", help="auto, cpu, cuda or mps (default cpu)")
     add("--data", **data)
@@ -495,36 +446,29 @@ def arguments(argv=None):
 
 
 def run_prepare(args):
-    if (args.name is None) == (args.text is None):
-        raise ValueError("prepare: name one data set, " + " or ".join(WIKITEXT)
-                         + ", or give --text FILE")
-    if args.workers is not None and args.workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {args.workers}")
-    header = prepare(args.name, data_folder(args.data), args.source, args.text, args.bytes,
-                     args.workers)
+    refuse(((args.name is None) == (args.text is None),
+            f"prepare: name one data set, {' or '.join(WIKITEXT)}, or give --text FILE"),
+           (args.workers < 1, f"--workers must be at least 1, got {args.workers}"))
+    header = prepare(args.name, data_folder(args.data), args.text, args.bytes, args.workers)
     for split, entry in header["splits"].items():
         print(f"{split:6s}{entry['tokens']:12,d} tokens of {header['tokenizer']} "
               f"from {entry['source']}")
 
 
 def run_generate(args):
-    for name in ("tokens", "top_k"):
-        if getattr(args, name) < 0:
-            raise ValueError(f"{flag(name)} must be 0 or more, got {getattr(args, name)}")
-    if args.temperature != 0 and not 1e-6 <= args.temperature <= 1e6:
-        raise ValueError(f"--temperature must be 0, or 1e-6 to 1e6, got {args.temperature}")
-    if not 0 <= args.seed < 2 ** 32:
-        raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
+    LOOP["device"].check("device", args.device)
+    refuse((args.tokens < 0, f"--tokens must be 0 or more, got {args.tokens}"),
+           (args.top_k < 0, f"--top-k must be 0 or more, got {args.top_k}"),
+           (args.temperature != 0 and not 1e-6 <= args.temperature <= 1e6,
+            f"--temperature must be 0, or 1e-6 to 1e6, got {args.temperature}"),
+           (not 0 <= args.seed < 2 ** 32, f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}"))
     task, model, config = load(args.run)
     tokens = tokenizer(task.recipe["tokenizer"], data_folder(args.data or config.get("data")))
     prompt = tokens.encode(args.prompt) or [tokens.start]
-    LOOP["device"].check("device", args.device)
     model.to(choose_device(args.device))
-    print(args.prompt, end="", flush=True)
     ids = generate(model, prompt, args.tokens, args.temperature, args.top_k, args.seed)
-    for piece in as_text(ids, tokens):
+    for piece in chain([args.prompt], as_text(ids, tokens), "\n"):
         print(piece, end="", flush=True)
-    print()
 
 
 def main(argv=None):

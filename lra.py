@@ -15,13 +15,10 @@ straight from the files as people download them.
   image       a CIFAR-10 picture in grey            10 classes                1,024 pixels
   pathfinder  dashed curves                         are two dots connected?   1,024 pixels
 
-The file, top to bottom (Sec. 5, App. E; the data itself is files/arena.py's): 1. batches; 2. the
-classifier; 3. what the tasks share; 4. the five tasks with their presets; 5. the command line.
-
-Glossary. A row has a label and one document, or two; a document is a string of tokens, each one
-byte. Text keeps its bytes' own numbers: 0 is padding, 256 an end token, so the vocabulary is 257
-(which makes Text and Retrieval about 2% larger than the paper's count). ListOps has 15 symbols and
-padding. H, P, J, w as in gril.py.
+The data itself is files/arena.py's (Sec. 5, App. E). A row has a label and one document, or two; a
+document is a string of tokens, each one byte. Text keeps its bytes' own numbers: 0 is padding, 256
+an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2% larger than the
+paper's count). ListOps has 15 symbols and padding. H, P, J, w as in gril.py.
 """
 import argparse
 import bisect
@@ -32,7 +29,7 @@ import time
 from functools import cached_property, partial
 from math import pi
 
-from machine.errors import Missing, known, spoken       # before torch, which takes seconds to load
+from machine.errors import Missing, known, refuse, spoken   # before torch, which loads for seconds
 
 import numpy as np
 import torch
@@ -44,8 +41,8 @@ from files.arena import (CIFAR_FILES, LISTOPS_FILES, RETRIEVAL_FILES, REVIEWS, S
                          generate_listops, load, read_image, read_listops, read_pathfinder,
                          read_retrieval, read_text, store)
 from files.downloads import data_folder, download, unpack
-from machine.devices import my_share, on, summed
-from machine.options import Option
+from machine.devices import Epochs, my_share, on, summed
+from machine.options import Option, sizes
 from tasks import Task
 
 END = 256                                       # the end token
@@ -53,46 +50,29 @@ END = 256                                       # the end token
 
 # --------------------------------------------------------------------------------------- 1. batches
 
-class Stream:
-    """Endless training batches. Seed and epoch fix the order: (epoch, index) is the whole position.
+class Stream(Epochs):
+    """Endless training batches, of which each rank takes each world-th row.
 
     Rows are shuffled, then sorted by length within pools of 64 batches, so that little is padding,
-    and the batches shuffled again. Every rank has the same global batches and takes each world-th
-    row of them.
+    and the batches shuffled again.
     """
 
     def __init__(self, task, seed, batch, device="cpu", rank=0, world=1):
-        self.task, self.data, self.device = task, task.data["train"], device
-        self.seed, self.batch, self.rank, self.world = seed, batch, rank, world
-        n = len(self.data.labels)
-        if batch % world:
-            raise ValueError(f"a batch of {batch} cannot be shared equally by {world} processes")
-        if n < batch:
-            raise ValueError(f"{task.name} has {n:,} training rows, fewer than a batch of {batch}: "
-                             "choose a smaller --batch")
-        self.seek((0, 0))
+        self.task, self.data, self.seed, self.device = task, task.data["train"], seed, device
+        if len(self.data.labels) < batch:
+            raise ValueError(f"{task.name} has {len(self.data.labels):,} training rows, fewer than "
+                             f"a batch of {batch}: choose a smaller --batch")
+        super().__init__(batch, slice(rank, None, world), world)
 
-    def seek(self, position):
-        self.epoch, self.index = position
-        n = len(self.data.labels)
-        rng = np.random.default_rng([self.seed, self.epoch])
+    def ordered(self, epoch):
+        rng, n = np.random.default_rng([self.seed, epoch]), len(self.data.labels)
         rows = rng.permutation(n)[:n // self.batch * self.batch]
         pool = np.arange(len(rows)) // (64 * self.batch)
         rows = rows[np.lexsort((self.task.lengths(self.data, rows), pool))]
         rows = rows.reshape(-1, self.batch)                     # (batches, batch)
-        self.order = rows[rng.permutation(len(rows))]
+        return rows[rng.permutation(len(rows))]
 
-    def position(self):
-        return self.epoch, self.index
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.index == len(self.order):
-            self.seek((self.epoch + 1, 0))
-        rows = self.order[self.index][self.rank::self.world]
-        self.index += 1
+    def take(self, rows):
         return self.task.batch(self.data, rows, self.device)
 
 
@@ -148,18 +128,11 @@ class Arena(Task):
     paper_accuracy = None
     choose = "accuracy"
     options = dict(
-        layers=Option(2, "layers", least=1),
-        H=Option(64, "width of the model", least=1),
-        P=Option(64, "state size", least=1),
-        J=Option(8, "blocks of the state", least=1),
-        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
-        length=Option(1024, "longest sequence", least=1),
+        sizes(layers=2, H=64, P=64, J=8, length=1024),
         gate=Option("real", "real or complex", among=("real", "complex")),
         r_min=Option(0.5, "smallest |gate| at the start", least=0),
         r_max=Option(0.9, "largest |gate| at the start", least=0, most=1),
         max_phase=Option(2 * pi, "largest angle of a complex gate at the start", least=0),
-        form=Option("chunk", "of the recurrence: loop, scan or chunk",
-                    among=("loop", "scan", "chunk")),
         evaluate_rows=Option(1000, "rows of a validation, 0 for all", least=0),
     )
 
@@ -167,9 +140,9 @@ class Arena(Task):
         super().__init__(**numbers)
         self.folder = data_folder(data)
         self.prepared = self.folder / "prepared" / f"{self.name}.bin"
-        if self.recipe["r_min"] > self.recipe["r_max"]:
-            raise ValueError(f"--r-min {self.recipe['r_min']} is more than --r-max "
-                             f"{self.recipe['r_max']}: |gate| starts between the two")
+        least, most = self.recipe["r_min"], self.recipe["r_max"]
+        if least > most:
+            raise ValueError(f"--r-min {least} is more than --r-max {most}, where |gate| starts")
 
     # ---- data
 
@@ -190,11 +163,10 @@ class Arena(Task):
         sources = self.sources(self.folder)
         if not sources and not self.prepared.exists():
             looked = ", ".join(str(self.folder / place) for place in self.places)
-            how = f"This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
-            raise Missing(f"{self.name}: no data. Looked for {looked}. "
-                          f"{how if self.name in LRA else ''}")
-        return load(self.prepared, sources, self.read, documents=self.documents,
-                    classes=self.classes, vocabulary=self.vocabulary)
+            how = f". This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
+            how = how if self.name in LRA else ""
+            raise Missing(f"{self.name}: no data. Looked for {looked}{how}")
+        return load(self, sources)
 
     def lengths(self, data, rows):
         """Tokens that the model reads of each row's longer document, end token and all."""
@@ -261,7 +233,7 @@ class Arena(Task):
         """Mean loss and accuracy in percent on a split, or on `rows` of it evenly spread."""
         data, weight, batch = self.data[split], next(model.parameters()), self.recipe["batch"]
         n = len(data.labels)
-        rows = np.arange(n) if not rows or rows >= n else np.linspace(0, n - 1, rows).astype(int)
+        rows = np.linspace(0, n - 1, min(rows or n, n)).astype(int)
         rows = rows[np.argsort(self.lengths(data, rows), kind="stable")]
         sums = weight.new_zeros(2, dtype=torch.promote_types(weight.dtype, torch.float32))
         for start in my_share(range(0, len(rows), batch)):
@@ -403,20 +375,19 @@ LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)
 def prepare(task, args):
     """Gets a task ready: generates, downloads or just reads, then writes the token arrays."""
     start, read = time.perf_counter(), task.read
+    asked = args.rows is not None or args.seed is not None
+    refuse((args.incomplete and task.name not in ("text", "image"),
+            f"--incomplete is for text and image, not for {task.name}"),
+           (task.name != "listops" and (asked or args.force),
+            f"--rows, --seed and --force are for listops, which is generated; {task.name} is read"))
     if args.incomplete:
-        if task.name not in ("text", "image"):
-            raise ValueError(f"--incomplete is for text and image, not for {task.name}")
         read = partial(read, incomplete=True)
-    if task.name == "listops":
-        generate(task, args)
-    elif args.rows is not None or args.seed is not None or args.force:
-        raise ValueError("--rows, --seed and --force are for listops, which is generated; "
-                         f"{task.name} is read")
-    else:
+    if task.name != "listops":
         fetch(task)
+    elif asked or args.force or not task.sources(task.folder):
+        generate(task, args)
     sources = task.sources(task.folder)
-    for path in sources:
-        print(f"read     {path}")
+    print(*(f"read     {path}" for path in sources), sep="\n")
     store(task.prepared, sources, read)
     print(f"written  {task.prepared}")
     for split, (tokens, _, labels) in task.data.items():
@@ -425,19 +396,13 @@ def prepare(task, args):
 
 
 def generate(task, args):
-    """ListOps' rows, unless there are some; never over what is write-protected."""
-    there = task.sources(task.folder)
-    asked = args.rows is not None or args.seed is not None
-    if asked and there and not args.force:
-        raise ValueError(f"{there[0].parent} has rows already: --force replaces them, another "
-                         "--data leaves them alone")
-    if there and not args.force:
-        return
-    for path in there:                          # renaming over a file does not ask for its mode
-        if not path.stat().st_mode & 0o222:
-            raise ValueError(f"{path} is write-protected and stays as it is, also with --force: "
-                             "choose another --data")
+    """ListOps' rows; never over what is write-protected: renaming over a file asks for no mode."""
     rows, seed = args.rows or (96_000, 2_000, 2_000), args.seed or 0
+    for path in task.sources(task.folder):
+        refuse((not args.force, f"{path.parent} has rows already: --force replaces them, another "
+                "--data leaves them alone"),
+               (not path.stat().st_mode & 0o222, f"{path} is write-protected and stays as it is, "
+                "also with --force: choose another --data"))
     if min(rows) < 1 or args.workers < 1 or seed < 0:
         raise ValueError("--rows and --workers must be at least 1, --seed at least 0")
     print(f"generating {' + '.join(f'{n:,}' for n in rows)} rows, seed {seed}, "
@@ -454,10 +419,10 @@ def fetch(task):
             download(address, path, md5)
         if task.wanted:
             unpack(path, task.folder, task.wanted)
-    if md5 and path in task.sources(task.folder):
-        if hashlib.md5(path.read_bytes()).hexdigest() != md5:
-            raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to "
-                             "download it again")
+    taken = md5 and path in task.sources(task.folder)
+    if taken and hashlib.md5(path.read_bytes()).hexdigest() != md5:
+        raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to "
+                         "download it again")
 
 
 def show(task, args):

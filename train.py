@@ -17,7 +17,6 @@ shares of a batch are the same whether two GPUs take them or one GPU in two turn
 What a run's folder holds is in files/runs.py.
 """
 import argparse
-import json
 import math
 import os
 import shlex
@@ -29,7 +28,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-from machine.errors import known, spoken            # before torch, which takes seconds to load
+from machine.errors import known, refuse, spoken    # before torch, which takes seconds to load
 
 import torch
 import torch.distributed as dist
@@ -38,9 +37,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from files.runs import (BEST, begin, check_out, read, read_checkpoint, read_json, run_folder, save,
-                        write_metrics)
-from files.whole import write
+from files.runs import BEST, begin, check_out, read_checkpoint, run_folder, save, write_metrics
+from files.runs import load as load_run
+from files.whole import write_json
 from lm import LM
 from lra import LRA
 from machine.cost import dry_run
@@ -73,8 +72,7 @@ def arguments(argv=None):
             prog, max_help_position=28, width=80))
     add = parser.add_argument
     add("--task", required=True, help=", ".join(TASKS))
-    add("--model", default="gril", help="gril, a variant of the task, or another sequence model "
-        "(an unknown one lists them)")
+    add("--model", default="gril", help="gril or another: an unknown one lists them all")
     add("--recipe", "--size", help="one of the task's presets, such as paper (default: its first)")
     add("--seed", type=int, default=0, help="fixes weights and data (default 0)")
     add("--data", type=Path, help="data folder (default: $GRIL_DATA, or data)")
@@ -82,13 +80,11 @@ def arguments(argv=None):
     add("--force", action="store_true", help="overwrite the run in --out")
     add("--resume", action="store_true", help="go on from the last checkpoint in --out")
     add("--quiet", action="store_true", help="no progress bar, table or figure")
-    add("--compile", action=argparse.BooleanOptionalAction, help="torch.compile: minutes at first, "
-        "then faster (default: on CUDA, but for in-context tasks, which are over before that)")
-    add("--test-every-validation", action="store_true", help="test at each validation, too, on all "
-        "of the test set: the best score over the run, as the paper reports (Long Range Arena does "
-        "it on --evaluate-rows rows unasked)")
-    add("--dry-run", action="store_true", help="cost of the run, without data or GPU: parameters, "
-        "FLOPs, memory, days")
+    add("--compile", action=argparse.BooleanOptionalAction,
+        help="torch.compile: minutes at first, then faster (default: on CUDA, not in context)")
+    add("--test-every-validation", action="store_true", help="test on the whole test set, too: the "
+        "best over a run, as the paper reports (unasked, Long Range Arena does on --evaluate-rows)")
+    add("--dry-run", action="store_true", help="what the run costs, without data or GPU")
     add("--world", type=int, help="GPUs, for --dry-run (default 1)")
 
     groups, values = {"the training loop": LOOP}, {}
@@ -101,7 +97,7 @@ def arguments(argv=None):
             how = dict(type=option.type, metavar=option.type.__name__.upper())
             if option.type is bool:
                 how = dict(action=argparse.BooleanOptionalAction)
-            value = f" ({values[name]})" if values.get(name) is not None else ""
+            value = "" if values.get(name) is None else f" ({values[name]})"
             group.add_argument(flag(name), help=option.help + value, **how)
 
     args, args.unknown = parser.parse_known_args(argv)
@@ -121,29 +117,24 @@ def numbers(args):
                          f"{' '.join(map(flag, {**Task.options, **LOOP}))}")
     args.recipe = args.recipe or next(iter(Task.recipes))
     recipe = {**Task.numbers(args.recipe, args.model), **args.overrides}
-    if (args.world or 0) < 0:
-        raise ValueError(f"--world must be 0 or more, got {args.world}")
-    if not 0 <= args.seed < 2 ** 32:
-        raise ValueError(f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}")
     shares = (args.world or processes()[1]) * recipe["accumulate"]
-    if shares and recipe["batch"] % shares:
-        raise ValueError(f"a batch of {recipe['batch']} is not divisible by {shares} "
-                         "(processes × --accumulate)")
+    refuse(((args.world or 0) < 0, f"--world must be 0 or more, got {args.world}"),
+           (not 0 <= args.seed < 2 ** 32, f"--seed must be 0 to {2 ** 32 - 1}, got {args.seed}"),
+           (shares and recipe["batch"] % shares, f"a batch of {recipe['batch']} is not divisible "
+            f"by {shares} (processes × --accumulate)"))
     return Task, recipe
 
 
 def check(args, task, recipe):
     """What a run, unlike a dry run, cannot do."""
-    if args.world:
-        raise ValueError("--world is for --dry-run; a run has as many processes as torchrun "
-                         "--nproc_per_node starts")
-    for word, asked in (("--test-every-validation", args.test_every_validation),
-                        ("--patience", recipe["patience"])):
-        if asked and task.choose is None:
-            raise ValueError(f"{word}: {args.task} keeps its last weights; "
-                             "no validation chooses any")
-    if args.test_every_validation and not getattr(task, "has_test", True):
-        raise ValueError(f"--test-every-validation: {args.task} has no test tokens in {task.data}")
+    last = f"{args.task} keeps its last weights; no validation chooses any"
+    tests, chooses = args.test_every_validation, task.choose is not None
+    refuse((args.world, "--world is for --dry-run; a run has as many processes as torchrun "
+            "--nproc_per_node starts"),
+           (tests and not chooses, f"--test-every-validation: {last}"),
+           (recipe["patience"] and not chooses, f"--patience: {last}"),
+           (tests and not getattr(task, "has_test", True),
+            f"--test-every-validation: {args.task} has no test tokens in the data folder"))
 
 
 # ----------------------------------------------------------------------------------------- one run
@@ -197,22 +188,20 @@ def setup(args, turns, recipe):
 
 def start(run):
     """From the beginning or from a checkpoint; no file is changed before that fits."""
-    path, seconds = None, 0.0
+    path, run.start = None, time.perf_counter()
     if run.args.resume:
         path, state = read_checkpoint(run.folder, run.config, run.rank, run.world)
-        if path:
-            seconds = state["seconds"]
-            go_on(run, path, state)
+    if path:
+        go_on(run, path, state)
     if run.rank == 0:
         begin(run.folder, run.args, run.config, path, run.step)
         if not run.args.quiet:
             print_facts(run)
-    run.start = time.perf_counter() - seconds
 
 
 def go_on(run, path, state):
     """Weights, moments and the place in the data of a checkpoint."""
-    run.step, run.best = state["step"], state["best"]
+    run.step, run.best, run.start = state["step"], state["best"], run.start - state["seconds"]
     try:
         run.model.load_state_dict(state["model"])
         there = [group["names"] for group in state["optimizer"]["param_groups"]]
@@ -345,7 +334,7 @@ def checkpoint(run, rows, position):
         position = run.streams[0].gathered(position)            # every process has its part
     if run.rank > 0:
         return
-    write_metrics(run.folder / "metrics.csv", rows)
+    write_metrics(run.folder / "metrics.csv", run.step, rows)
     if run.best["step"] != run.best_saved:
         save(run.folder / "best.pt", run.best["weights"])
         run.best_saved = run.best["step"]
@@ -358,19 +347,19 @@ def checkpoint(run, rows, position):
 def report(run):
     """Score the weights that validation chose, or the last; write and show the result."""
     model, folder, best, choose = run.model, run.folder, run.best, run.task.choose
-    if best["weights"] is not None:
-        model.load_state_dict(best["weights"])
-    model.eval()
-    with run.autocast:
-        result = dict(run.config, seconds=round(time.perf_counter() - run.start, 3),
-                      **run.task.report(model, 20_000 + run.args.seed))
+    chosen = {}
     if best["weights"] is None:
         save(folder / "weights.pt", model.state_dict())
     else:
-        result.update({"best_step": best["step"], f"validation_{choose}": best["score"]})
+        model.load_state_dict(best["weights"])
+        chosen = {"best_step": best["step"], f"validation_{choose}": best["score"]}
     if best["test"] is not None:
-        result[f"best_test_{choose}"] = best["test"]            # of all validations: the paper's
-    write(folder / "result.json", (json.dumps(result, indent=1) + "\n").encode())
+        chosen[f"best_test_{choose}"] = best["test"]            # of all validations: the paper's
+    model.eval()
+    with run.autocast:
+        result = dict(run.config, seconds=round(time.perf_counter() - run.start, 3),
+                      **run.task.report(model, 20_000 + run.args.seed), **chosen)
+    write_json(folder / "result.json", result)
     (folder / "previous.pt").unlink(missing_ok=True)
     if not run.args.quiet:
         print("\n" + run.task.table(result))
@@ -380,14 +369,7 @@ def report(run):
 
 def load(folder):
     """(task, model, result) of a finished run; the model as for evaluation."""
-    folder = Path(folder)
-    result = read_json(folder / "result.json")
-    Task = TASKS[result["task"]]
-    task = Task(**{name: result[name] for name in {**LOOP, **Task.options} if name in result})
-    model = task.model(result["model"])
-    best = folder / "best.pt"
-    model.load_state_dict(read(best if best.exists() else folder / "weights.pt"))
-    return task, model.eval(), result
+    return load_run(folder, TASKS, "a task", "result.json")
 
 
 # ------------------------------------------------------------------------------- parts of the loop
@@ -416,9 +398,7 @@ class Objective(nn.Module):
 
 def compiles(asked, device, task):
     """--compile, --no-compile, or on CUDA whatever takes longer than compiling does."""
-    if asked is None:
-        return device.type == "cuda" and task.compiles
-    return asked
+    return device.type == "cuda" and task.compiles if asked is None else asked
 
 
 def parameter_groups(model, recipe):
@@ -462,13 +442,12 @@ def stop_at_nonfinite(run, loss, norm, position):
                   if p.grad is not None and not p.grad.isfinite().all()), "")
     place = [x for x in tree_leaves(position) if isinstance(x, int)]    # epoch and index, if any
     place = f", ending at {place} of the data" if place else ""
-    wider = ""
-    if math.inf in (abs(loss), norm) and run.groups[0]["params"][0].dtype == torch.float32:
-        wider = ", or --dtype float64: float32 ends at 3e38"
+    wider = math.inf in (abs(loss), norm) and run.groups[0]["params"][0].dtype == torch.float32
     raise FloatingPointError(
         f"step {run.step}: the loss is {loss}, the gradient norm {norm}{where}. The batch is "
         f"number {run.step} of seed {run.args.seed}{place}. The weights before this step are in "
-        f"{run.folder / 'weights.pt'}; a lower --lr or a --clip may help{wider}")
+        f"{run.folder / 'weights.pt'}; a lower --lr or a --clip may help"
+        f"{', or --dtype float64: float32 ends at 3e38' if wider else ''}")
 
 
 def main(argv=None):

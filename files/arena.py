@@ -25,7 +25,7 @@ import random
 import re
 import statistics
 import sys
-import tempfile
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,10 +34,10 @@ import numpy as np
 from matplotlib.image import imread
 from tqdm import tqdm
 
-from files.arrays import read_arrays, write_arrays
 from files.downloads import archive
+from files.whole import read_arrays, whole, write_arrays
 from files.workers import spread
-from machine.errors import Missing
+from machine.errors import Missing, refuse
 
 SPLITS = "train", "val", "test"
 LISTOPS_FILES = tuple(f"basic_{split}.tsv" for split in SPLITS)
@@ -94,17 +94,14 @@ def listops_lines(total, seed=0, workers=1):
 
 def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
     """basic_{train,val,test}.tsv in LRA's layout; all three appear, whole, or none."""
-    folder.mkdir(parents=True, exist_ok=True)
     lines = listops_lines(sum(rows), seed, workers)
     lines = iter(tqdm(lines, total=sum(rows), unit="row", ncols=80))
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
+    with ExitStack() as files:                      # which ends with train: that is looked for
         for name, n in zip(LISTOPS_FILES, rows):
-            with open(f"{part}/{name}", "wb") as file:
-                file.write(b"Source\tTarget\r\n")
-                file.writelines(itertools.islice(lines, n))
+            file = files.enter_context(whole(folder / name))
+            file.write(b"Source\tTarget\r\n")
+            file.writelines(itertools.islice(lines, n))
         list(lines)                                             # ends the bar and the workers
-        for name in reversed(LISTOPS_FILES):                    # train last: it is looked for
-            os.replace(f"{part}/{name}", folder / name)
 
 
 # --------------------------------------------------------------------------------------- 2. readers
@@ -123,12 +120,12 @@ def table_rows(sources, names, columns, header=None):
     """(split, file and row, columns) of train, validation and test tables, tabs without quotes."""
     files = {split: path for split, name in zip(SPLITS, names)
              for path in sources if path.name == name}
+    validates = f"every tenth row of {names[0]} validates"
     if "test" not in files and "val" in files:
-        print(f"no {names[2]}: {names[1]} is the test set, every tenth row of {names[0]} validates",
-              file=sys.stderr)
+        print(f"no {names[2]}: {names[1]} is the test set, {validates}", file=sys.stderr)
         files["test"] = files.pop("val")
     elif "val" not in files:
-        print(f"no {names[1]}: every tenth row of {names[0]} validates", file=sys.stderr)
+        print(f"no {names[1]}: {validates}", file=sys.stderr)
     for split, name in (("train", names[0]), ("test", names[2])):
         if split not in files:
             there = ", ".join(path.name for path in sources)
@@ -139,18 +136,14 @@ def table_rows(sources, names, columns, header=None):
         tenth = "val" if split == "train" and "val" not in files else split
         with open(path, "rb") as file:
             for row, line in enumerate(iter(partial(file.readline, 1 << 26), b""), 1):
-                where = f"{path}, row {row}"
-                if not line.endswith(b"\n"):
-                    raise ValueError(f"{where}: no line end after {len(line):,} bytes; "
-                                     "the file is cut off")
-                cells = line.rstrip(b"\r\n").split(b"\t")
-                if len(cells) != columns:
-                    raise ValueError(f"{where}: {len(cells)} columns, "
-                                     f"where there should be {columns}")
+                where, cells = f"{path}, row {row}", line.rstrip(b"\r\n").split(b"\t")
+                refuse((not line.endswith(b"\n"),
+                        f"{where}: no line end after {len(line):,} bytes; the file is cut off"),
+                       (len(cells) != columns,
+                        f"{where}: {len(cells)} columns, where there should be {columns}"),
+                       (row < first and cells != header, f"{where}: the header is not {header}"))
                 if row >= first:
                     yield tenth if (row - first) % 10 == 9 else split, where, cells
-                elif cells != header:
-                    raise ValueError(f"{where}: the header is not {b' '.join(header).decode()}")
 
 
 def read_listops(sources):
@@ -173,11 +166,9 @@ def byte_document(text, where):
 
 def read_text(sources, incomplete=False):
     """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, in folders or straight from the archive."""
-    source, files = sources[0], review_files(sources)
-    if source.is_dir():
-        source = source.parent.parent
-    else:
-        files = archive(source)
+    source, files = sources[0].parent.parent, review_files(sources)
+    if sources[0].is_file():
+        source, files = sources[0], archive(sources[0])
     name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
     rows = {match.groups(): text for file, text in files if (match := name.fullmatch(file))}
     there = {f"{part}/{kind}" for part, kind, _ in rows}
@@ -212,8 +203,7 @@ def read_image(sources, incomplete=False):
         files = {Path(member).name: (f"{source}, {Path(member).name}", data)
                  for member, data in archive(source) if member.endswith(".bin")}
     batches = [name for name in CIFAR_FILES if name in files]
-    missing = [name for name in CIFAR_FILES if name not in files]
-    check_whole(source, missing, "image", incomplete)
+    check_whole(source, [x for x in CIFAR_FILES if x not in files], "image", incomplete)
     n = sum(len(files[name][1]) for name in batches if name != "test_batch.bin") // 3073
     splits = ["train"] * (n - n // 10) + ["val"] * (n // 10)
     rows = (row for name in batches for row in image_rows(*files[name]))
@@ -226,9 +216,9 @@ def image_rows(where, data):
     check_size(where, len(data))
     records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
     labels = records[:, 0]
-    if (bad := np.flatnonzero(labels > 9)).size:
-        raise ValueError(f"{where}: byte {3073 * bad[0]:,} should be a label, "
-                         f"it is {labels[bad[0]]}")
+    at = (labels > 9).argmax()                                  # the first one, if any
+    if labels[at] > 9:
+        raise ValueError(f"{where}: byte {3073 * at:,} should be a label, it is {labels[at]}")
     red, green, blue = records[:, 1:].reshape(-1, 3, 1024).swapaxes(0, 1).astype(np.uint32)
     luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
     return zip(labels.tolist(), luma.astype(np.uint8))
@@ -236,8 +226,7 @@ def image_rows(where, data):
 
 def check_size(where, size):
     if size % 3073 or not 0 < size <= 3073 * 100_000:
-        raise ValueError(f"{where}: {size:,} bytes are no whole number of records of 3,073 "
-                         "(a label, 3 × 1,024 pixels)")
+        raise ValueError(f"{where}: {size:,} bytes are no records of 3,073, a label and pixels")
 
 
 LINE = re.compile(rb"\s*(imgs/\d+)\s+(sample_\d+\.png)\s+\S+\s+([01])(\s.*)?")
@@ -311,16 +300,16 @@ def collect(rows, sources):
             for split, (tokens, offsets, labels) in parts.items()}
 
 
-def load(path, sources, read, **checks):
-    """The splits: of the preparation, if it is of these very sources, else of them."""
-    if path.exists():
+def load(task, sources):
+    """A task's splits: of its preparation, if that is of these very sources, else of them."""
+    if task.prepared.exists():
         try:
-            return reopen(path, sources, **checks)
+            return reopen(task, sources)
         except ValueError as error:
             if not sources:
                 raise
             print(f"{error}; reading {sources[0].parent} instead", file=sys.stderr)
-    return collect(read(sources), sources)
+    return collect(task.read(sources), sources)
 
 
 def stamp(sources):
@@ -350,8 +339,9 @@ def store(path, sources, read):
                  rows={split: len(part.labels) for split, part in data.items()})
 
 
-def reopen(path, sources, documents, classes, vocabulary):
+def reopen(task, sources):
     """The preparation by memory map; a ValueError where it is damaged, or made from other files."""
+    path, most = task.prepared, task.vocabulary
     header, arrays = read_arrays(path, {f"{split}_{name}": kind for split in SPLITS
                                         for name, kind in KINDS.items()})
     if sources and header.get("sources") != stamp(sources):
@@ -360,10 +350,9 @@ def reopen(path, sources, documents, classes, vocabulary):
     for split in SPLITS:
         parts = [arrays.get(f"{split}_{name}", np.zeros(0)) for name in KINDS]
         tokens, offsets, labels = data[split] = Split(parts[0], *map(np.array, parts[1:]))
-        if not (tokens.size and labels.size and labels.max() < classes
-                and len(offsets) == documents * len(labels) + 1
-                and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-                and offsets[-1] == len(tokens)
-                and (not vocabulary or 0 < tokens.min() <= tokens.max() < vocabulary)):
+        if not (tokens.size and labels.size and labels.max() < task.classes
+                and len(offsets) == task.documents * len(labels) + 1
+                and offsets[0] == 0 and (np.diff(offsets) >= 0).all() and offsets[-1] == len(tokens)
+                and (not most or 0 < tokens.min() <= tokens.max() < most)):
             raise ValueError(f"{path}: its {split} rows are none of {path.stem}")
     return data

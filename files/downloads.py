@@ -55,8 +55,6 @@ def archive(path, limit=1 << 30):
             members = tar.getmembers()
             if data[tar.offset:].any():
                 raise ValueError(f"damaged at byte {tar.offset:,} of the unpacked archive")
-    except FileNotFoundError:
-        raise
     except Exception as error:                          # a decoder has exceptions of its own
         raise broken(path, error) from None
     for member in members:

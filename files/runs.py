@@ -4,7 +4,6 @@ It holds config.json, metrics.csv, result.json, figure.png, last.pt to go on fro
 the run is over, and the weights that result.json speaks of: best.pt where validation chooses them,
 else weights.pt.
 """
-import csv
 import hashlib
 import io
 import json
@@ -16,14 +15,16 @@ from itertools import count
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 try:
     import fcntl
 except ImportError:                             # Windows: no lock
     fcntl = None
 
-from files.whole import write
+from files.whole import write, write_json
+from machine.devices import same
+from machine.errors import refuse
+from machine.options import LOOP
 
 MACHINE = ("device", "threads", "accumulate", "checkpoint_every")   # a resumed run may change these
 NAMED = {"task", "model", "recipe", "seed"}     # config.json of a run has them, another's has not
@@ -34,21 +35,17 @@ PARTS = dict(model=dict, optimizer=dict, step=int, stream=object, seconds=float,
 
 def check_out(args):
     """Refuses an --out where this run may not go; nothing is touched."""
-    if args.out is None:
-        if args.resume:
-            raise ValueError("--resume needs --out, the folder of the run to go on with")
-        return
-    there = {path.name for path in args.out.iterdir()} if args.out.exists() else set()
-    there -= {"lock", "config.json.part"}       # of a process killed before it began
-    if not there:
+    if args.resume and args.out is None:
+        raise ValueError("--resume needs --out, the folder of the run to go on with")
+    there = set(os.listdir(args.out)) if args.out and args.out.exists() else set()
+    if not there - {"lock", "config.json.part"}:        # of a process killed before it began
         return
     run = "config.json" in there and read_json(args.out / "config.json").keys() >= NAMED
-    if not (run or args.resume and there & {"last.pt", "previous.pt"}):
-        raise ValueError(f"--out {args.out} is not empty and holds no run: choose another, so that "
-                         "nothing in it is overwritten")
-    if not (args.force or args.resume):
-        raise ValueError(f"{args.out} already holds a run: choose another --out, --resume to go on "
-                         "with it, or --force to overwrite it")
+    run = run or args.resume and there & {"last.pt", "previous.pt"}
+    refuse((not run, f"--out {args.out} is not empty and holds no run: choose another, so that "
+            "nothing in it is overwritten"),
+           (not (args.force or args.resume), f"{args.out} already holds a run: choose another "
+            "--out, --resume to go on with it, or --force to overwrite it"))
 
 
 @contextmanager
@@ -80,11 +77,9 @@ def new_folder(args, config):
     name = "-".join([args.task, args.model, *size, *differs])[:200] + f"-seed{args.seed}"
     for i in count(1):
         folder = Path("runs", name if i == 1 else f"{name}-{i}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
 
 
 @contextmanager
@@ -124,24 +119,33 @@ def begin(folder, args, config, path, step):
             (folder / name).unlink(missing_ok=True)
     if path is not None and path.name == "previous.pt":
         os.replace(path, folder / "last.pt")
-    cut_back(folder / "metrics.csv", step)
+    write_metrics(folder / "metrics.csv", step)
     if not (folder / "config.json").exists():
         # for lm.py generate; a resumed run may have moved its data
         data = None if args.data is None else os.path.abspath(args.data)
-        text = json.dumps(dict(config, data=data), indent=1) + "\n"
-        write(folder / "config.json", text.encode())
+        write_json(folder / "config.json", dict(config, data=data))
 
 
-def write_metrics(path, rows):
-    if not rows:
-        return
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        if not file.tell():
-            writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
+def read_metrics(path):
+    """(head, [(step, line)]) of metrics.csv, without blank lines or a last one cut short."""
+    text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    head, *others = [line for line in lines if line.strip()] or [""]
+    try:
+        return head, [(int(line.split(",")[0]), line) for line in others]
+    except ValueError as error:
+        raise ValueError(f"{path} is not what a run writes, a row a step: {error}") from None
+
+
+def write_metrics(path, step, rows=()):
+    """Without the rows after this step; new ones at the end."""
+    head, lines = read_metrics(path)
+    lines = [line for at, line in lines if at <= step]
+    lines += [",".join(map(str, row.values())) + "\n" for row in rows]
+    if rows:
+        head = ",".join(rows[0]) + "\n"
+    if head:
+        write(path, "".join([head, *lines]).encode())
 
 
 def save(path, state, keep=None):
@@ -173,26 +177,30 @@ def read_json(path):
 
 
 def read_checkpoint(folder, config, rank=0, world=1):
-    """(path, state) of the newest whole checkpoint of this run, or None, None; nothing is touched.
-    """
-    path, state, damage = newest(folder)
-    step = -1 if state is None else state["step"]
-    if world > 1:
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        steps = torch.tensor([step, -step], device=device)
-        dist.all_reduce(steps, dist.ReduceOp.MAX)
-        if steps.sum() != 0:
-            raise ValueError(f"the processes found different checkpoints in {folder}: do all see "
-                             "the same folder?")
+    """(path, state) of the newest whole checkpoint of this run, or None, None."""
+    state, damage = None, []
+    for path in (folder / "last.pt", folder / "previous.pt"):
+        try:
+            state = checked(path)
+            break
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            damage.append(str(error))
+    step = state and state["step"]
+    same(dict(step=step), world, f"found another checkpoint in {folder}, which all should see")
+    if state is None and damage:
+        raise ValueError(f"{'; '.join(damage)}. There is no whole checkpoint to go on from; "
+                         "--force starts again")
     if state is None:
         check_nothing_lost(folder, config)
-        if rank == 0:
-            print(f"{folder} has no checkpoint yet; starting from the beginning", file=sys.stderr)
-        return None, None
-    compare(f"{path} is the checkpoint of another run", state["config"], config)
-    for text in damage if rank == 0 else ():
-        print(f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}",
-              file=sys.stderr)
+        path, said = None, [f"{folder} has no checkpoint yet; starting from the beginning"]
+    else:
+        compare(f"{path} is the checkpoint of another run", state["config"], config)
+        said = [f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}"
+                for text in damage]
+    if rank == 0 and said:
+        print(*said, sep="\n", file=sys.stderr)
     return path, state
 
 
@@ -211,53 +219,50 @@ def check_nothing_lost(folder, config):
         return
     old = read_json(folder / "config.json")
     compare(f"{folder} holds another run", old, config)
-    steps = [step for step, _ in rows(folder / "metrics.csv")[1]]
+    steps = [step for step, _ in read_metrics(folder / "metrics.csv")[1]]
     if (folder / "result.json").exists() or max(steps, default=0) > old["checkpoint_every"]:
         raise ValueError(f"{folder} holds a run whose checkpoint, last.pt, is gone: there is "
                          "nothing to go on from. --force trains it anew")
 
 
-def newest(folder):
-    """(path, state, what was found damaged) of the newest whole checkpoint; None where none is."""
-    damage = []
-    for path in (folder / "last.pt", folder / "previous.pt"):
-        try:
-            state = read(path)
-            if not is_checkpoint(state):
-                raise ValueError(f"{path} is refused: it is no checkpoint of a run")
-            return path, state, damage
-        except FileNotFoundError:
-            continue
-        except ValueError as error:
-            damage.append(str(error))
-    if damage:
-        raise ValueError(f"{'; '.join(damage)}. There is no whole checkpoint to go on from; "
-                         "--force starts again")
-    return None, None, damage
+def checked(path):
+    """What a checkpoint holds, or a ValueError that names it."""
+    state = read(path)
+    whole = (isinstance(state, dict) and state.keys() >= PARTS.keys()
+             and all(isinstance(state[name], kind) for name, kind in PARTS.items())
+             and state["best"].keys() >= BEST.keys()
+             and 0 <= state["step"] <= state["config"].get("steps", 0))
+    if not whole:
+        raise ValueError(f"{path} is refused: it is no checkpoint of a run")
+    return state
 
 
-def is_checkpoint(state):
-    return (isinstance(state, dict)
-            and state.keys() >= PARTS.keys()
-            and all(isinstance(state[name], kind) for name, kind in PARTS.items())
-            and state["best"].keys() >= BEST.keys()
-            and 0 <= state["step"] <= state["config"].get("steps", 0))
-
-
-def rows(path):
-    """(head, [(step, line)]) of metrics.csv, without blank lines and without a last one cut short.
-    """
-    text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    head, *others = [line for line in lines if line.strip()] or [""]
+def load(folder, tasks, kind, file):
+    """(task, model, what the file says) of a run, with the best weights that it has."""
+    folder = Path(folder)
     try:
-        return head, [(int(line.split(",")[0]), line) for line in others]
-    except ValueError as error:
-        raise ValueError(f"{path} is not what a run writes, a row a step: {error}") from None
-
-
-def cut_back(path, step):
-    """Without the rows after this step."""
-    if path.exists():
-        head, of = rows(path)
-        write(path, "".join([head, *(line for at, line in of if at <= step)]).encode())
+        said = read_json(folder / file)
+        if Task := tasks.get(said["task"]):
+            options = {**LOOP, **Task.options}
+            task = Task(said.get("data"), **{name: said[name] for name in options if name in said})
+            model = task.model(said["model"])
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {file}. `python "
+                                "train.py --task wikitext2` makes one under runs/") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{folder / file} is not as train.py wrote it ({type(error).__name__}: "
+                         f"{error})") from None
+    if not Task:
+        raise ValueError(f"{folder} is a run of {said['task']}, not of {kind}: {', '.join(tasks)}")
+    paths = [folder / name for name in ("best.pt", "weights.pt", "last.pt")]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): "
+                                "let it reach its first checkpoint, or finish it with --resume")
+    state = read(path)
+    try:
+        model.load_state_dict(state.get("model", state))
+    except (RuntimeError, AttributeError, TypeError):
+        raise ValueError(f"{path} does not fit the model of {file} beside it: they are of "
+                         "different runs") from None
+    return task, model.eval(), said

@@ -3,7 +3,7 @@
   1. tokenizers   BPE(encoder.json, vocab.bpe) gives GPT-2's own ids; Bytes needs no vocabulary
   2. token files  prepare makes them from WikiText or any text, read_tokens maps them into memory
 
-The tokens of a text are one file per tokenizer (files/arrays.py): uint16 ids of train, valid and
+The tokens of a text are one file per tokenizer (files/whole.py): uint16 ids of train, valid and
 test, and a header that names the tokenizer, how many there are, and from where.
 """
 import json
@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from files.arrays import read_arrays, write_arrays
 from files.downloads import download, unpacked
-from files.whole import write
+from files.whole import read_arrays, write_arrays
 from files.workers import spread
 from machine.errors import Missing, known
 
@@ -57,15 +56,6 @@ def utf8(text):
                          "it") from None
 
 
-def short_text(path, most=1 << 22):
-    """A file of a vocabulary, of 4 MB at most; nothing longer is parsed."""
-    with open(path, encoding="utf-8") as file:
-        text = file.read(most + 1)
-    if len(text) > most:
-        raise ValueError(f"{path} has more than {most:,} characters")
-    return text
-
-
 class Bytes:
     """The 256 bytes of UTF-8. A text starts after the token `start`; `silent` is never shown."""
     start, silent = ord("\n"), None
@@ -93,8 +83,10 @@ class BPE(Bytes):
         others = [b for b in range(256) if b not in plain]
         byte = {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
         try:
-            ids = json.loads(short_text(encoder_json))
-            first, *lines = short_text(vocab_bpe).splitlines()
+            if max(encoder_json.stat().st_size, vocab_bpe.stat().st_size) > 1 << 22:
+                raise ValueError                                        # nothing longer is parsed
+            ids = json.loads(encoder_json.read_text(encoding="utf-8"))
+            first, *lines = vocab_bpe.read_text(encoding="utf-8").splitlines()
             *tokens, end = sorted(ids, key=ids.get)
             self.tokens = [bytes(byte[c] for c in token) for token in tokens]       # id -> bytes
             self.id = {token: i for i, token in enumerate(self.tokens)}
@@ -147,16 +139,19 @@ GPT2 = {                                                                # file: 
 TOKENIZERS = {"gpt2": 50257, "bytes": 256}                              # size of the vocabulary
 
 
+def vocabulary(data):
+    return [data / "gpt2" / file for file in GPT2]
+
+
 @cache
-def tokenizer(name, folder):
-    """The tokenizer of that name, its files read from folder/gpt2."""
-    known("tokenizer", name, TOKENIZERS)
+def tokenizer(name, data):
+    """The tokenizer of that name, its files read from data/gpt2."""
     if name == "bytes":
         return Bytes()
-    folder, paths = folder / "gpt2", [folder / "gpt2" / file for file in GPT2]
+    paths, folder = vocabulary(data), data / "gpt2"
     if not all(path.exists() for path in paths):
         raise Missing(f"{folder} lacks {' or '.join(GPT2)}: `python lm.py prepare wikitext2 --data "
-                      f"{folder.parent}` gets them; --data names another folder; bytes need none")
+                      f"{data}` gets them; --data names another folder; bytes need none")
     bpe = BPE(*paths)
     hello, size = bpe.encode("Hello world"), len(bpe.tokens)
     if hello != [15496, 995] or size != TOKENIZERS[name]:
@@ -179,7 +174,7 @@ SPLITS = ("train", "valid", "test")
 LARGEST = 1 << 30                                                       # bytes, twice WikiText-103
 
 
-def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, quiet=False):
+def prepare(name, data, text=None, bytes_only=False, workers=None, quiet=False):
     """Texts to a token file in data; its header.
 
     WikiText becomes tokens as in the S5 code that the paper builds on: each line that is not blank
@@ -187,26 +182,25 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
     the train file is encoded in one piece, has 2,446,247. Your own text stays in one piece and is
     cut 90 : 5 : 5. Bytes are the file's, whatever it is.
     """
-    data, source = Path(data), Path(source or data)
-    kind = "bytes" if bytes_only else "gpt2"
-    folder, files = "text_file", dict(text=Path(text or ""))
+    kind, folder, files = "bytes" if bytes_only else "gpt2", "text_file", dict(text=text)
     if text is None:
         folder, url, checksum = known("data set", name, WIKITEXT)
-        files = find(source, folder)
-        if not files:
+        if not find(data, folder):
             download(url, data / Path(url).name, checksum)
-            files = find(data, folder)
+        files = find(data, folder)
     if kind == "gpt2":
-        get_vocabulary(data, source)
+        for path, checksum in zip(vocabulary(data), GPT2.values()):
+            if not path.exists():
+                download(f"{GPT2_FROM}/{path.name}", path, checksum)
+        tokenizer("gpt2", data)                         # a wrong one is refused before the work
     ids = {split: encode_file(path, kind, data, text is None, workers, quiet)
            for split, path in files.items()}
     if text is not None:
-        whole = ids.pop("text")
-        cut = [round(0.9 * len(whole)), round(0.95 * len(whole))]
-        ids = dict(zip(SPLITS, np.split(whole, cut)))
+        n = len(ids["text"])
+        ids = dict(zip(SPLITS, np.split(ids["text"], [round(0.9 * n), round(0.95 * n)])))
         if min(map(len, ids.values())) < 2:
-            raise ValueError(f"{text} has {len(whole)} tokens, too few for train, valid and test: "
-                             "give a longer text")
+            raise ValueError(f"{text} has {n} tokens, too few for train, valid and test: give a "
+                             "longer text")
     splits = {split: dict(tokens=len(array), source=str(files.get(split, text)))
               for split, array in ids.items()}
     header = dict(tokenizer=kind, vocabulary=TOKENIZERS[kind], dtype="uint16", splits=splits)
@@ -214,29 +208,17 @@ def prepare(name, data, source=None, text=None, bytes_only=False, workers=None, 
     return header
 
 
-def get_vocabulary(data, source):
-    """GPT-2's, from source or the web into data; a wrong one is refused before the work."""
-    for file, checksum in GPT2.items():
-        path, there = data / "gpt2" / file, source / "gpt2" / file
-        if not path.exists() and there.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, there.read_bytes())
-        elif not path.exists():
-            download(f"{GPT2_FROM}/{file}", path, checksum)
-    tokenizer("gpt2", data)
-
-
-def find(source, folder):
+def find(data, folder):
     """A WikiText's {split: path}, all of one place: plain before zipped, raw before tokens."""
-    bases = [source / f"{folder}-raw", source / folder, source]
+    bases = [data / f"{folder}-raw", data / folder, data]
     for base, ending in product(bases[:2], ("raw", "tokens")):
         paths = {split: base / f"wiki.{split}.{ending}" for split in SPLITS}
         there = {split: path for split, path in paths.items() if path.exists()}
-        if ("train" in there) != ("valid" in there):
+        if {"train", "valid"} <= there.keys():
+            return there                                                # test may be missing
+        if "train" in there or "valid" in there:
             raise ValueError(f"{base} has one of {paths['train'].name} and {paths['valid'].name}, "
                              "but both are needed")
-        if "train" in there:
-            return there                                                # test may be missing
     for path in (path for base in bases for path in sorted(base.glob(f"{folder}*.zip"))):
         try:
             with zipfile.ZipFile(path) as file:
@@ -249,7 +231,7 @@ def find(source, folder):
         if any(packed[member.at] not in bounded for member in there.values()):
             raise ValueError(f"{path}: its texts are packed in a way that Python unpacks without a "
                              "bound; pack them by deflate")
-        if "train" in there and "valid" in there:
+        if {"train", "valid"} <= there.keys():
             return there
     return {}
 

@@ -32,8 +32,7 @@ def dry_run(args, task, recipe, world):
 
 def count(task, name, recipe, world):
     """Parameters, tokens, FLOPs, bytes and kernels of a step; GB on a GPU."""
-    turns = recipe["accumulate"]
-    shares = world * turns
+    turns, shares = recipe["accumulate"], world * recipe["accumulate"]
     with torch.device("meta"):
         model, batch = task.model(name), task.example(recipe["batch"] // shares)
     for module in model.modules():
@@ -107,9 +106,8 @@ def hours(r, steps, number, flops, memory):
                    traffic=r["traffic"] / (number * memory),
                    products=r["flops"] / (number * flops * UTILISATION))
     by = {name: value * steps / 3600 for name, value in seconds.items()}
-    by["eager"] = max(by["launches"], by["traffic"], by["products"])
-    by["best"] = max(by["compiled"], by["traffic"], by["products"])
-    return by
+    more = max(by["traffic"], by["products"])
+    return dict(by, eager=max(by["launches"], more), best=max(by["compiled"], more))
 
 
 COLUMNS = dict(launches="launches", compiled="(compiled)", traffic="traffic", products="products",
@@ -120,10 +118,13 @@ def show(r, args, task, recipe, world):
     def say(title, text):
         print(textwrap.fill(f"{title:13s}{text}", 100, subsequent_indent=13 * " "))
 
-    paper = ""
+    paper = compiled = ""
     if task.paper_parameters:
         share = r["parameters"] / task.paper_parameters - 1
         paper = f", the paper's {task.paper_parameters:,.0f} ({share:+.1%})"
+    if r["compiled"]:
+        compiled = (f"; compiled about {r['compiled']:,}, where inductor makes {r['fused']} of "
+                    "each layer's recurrence and the rest is taken as it is")
     say("task", f"{args.task}, model {args.model}, recipe {args.recipe}: {recipe['steps']:,} steps")
     say("parameters", f"{r['parameters']:,}{paper}")
     if "form" in r:
@@ -133,16 +134,11 @@ def show(r, args, task, recipe, world):
     say("a GPU", f"of {world}, {r['turns']} turn{'s' if r['turns'] > 1 else ''} a step: "
         f"activations {r['activations'] / 1e9:.3g} GB in float32 (less in bfloat16), weights, "
         f"gradients and AdamW {r['optimiser'] / 1e9:.3g} GB")
-    compiled = ""
-    if r["compiled"]:
-        compiled = (f"; compiled about {r['compiled']:,}, where inductor makes {r['fused']} of "
-                    "each layer's recurrence and the rest is taken as it is")
     say("kernels", f"{r['kernels']:,} a step on each GPU{compiled}")
     say("hours", f"by launches at {1e6 * LAUNCH:.0f} µs (if compiled); by memory traffic (float32, "
-        f"nothing fused, full bandwidth); by matrix products at "
-        f"{UTILISATION:.0%} of the bf16 peak. "
-        "The largest counts; views, allocations and the optimiser are left out, and each operation "
-        "is taken for one kernel")
+        "nothing fused, full bandwidth); by matrix products at "
+        f"{UTILISATION:.0%} of the bf16 peak. The largest counts; views, allocations and the "
+        "optimiser are left out, and each operation is taken for one kernel")
     say("", f"{'':10s}" + "".join(f"{title:>11s}" for title in COLUMNS.values()))
     for gpu, by in r["hours"].items():
         say("", f"{gpu:10s}" + "".join(f"{by[name]:11.3g}" for name in COLUMNS))

@@ -44,11 +44,9 @@ def prepare(recipe, world):
     torch.set_num_threads(recipe["threads"] or max(1, cores))
     torch.set_default_dtype(torch.float64 if dtype == "float64" else torch.float32)
     # "high" is TF32, also for the products inside a recurrence, which are summed up in float32
-    half = dtype == "bfloat16" and device.type == "cuda"
-    torch.set_float32_matmul_precision("high" if half else "highest")
-    autocast = nullcontext()
-    if dtype == "bfloat16":
-        autocast = torch.autocast(device.type, torch.bfloat16)
+    low = dtype == "bfloat16"
+    torch.set_float32_matmul_precision("high" if low and device.type == "cuda" else "highest")
+    autocast = torch.autocast(device.type, torch.bfloat16) if low else nullcontext()
     if world > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
@@ -60,25 +58,49 @@ def prepare(recipe, world):
     return device, dtype, autocast
 
 
-def same(config, world):
-    """Refuses processes that were started with different words."""
-    if world == 1:
-        return
-    of = [None] * world
-    dist.all_gather_object(of, config)
+def same(values, world, fault="was started with other words"):
+    """Refuses processes that differ in any of {name: value}."""
+    of = [values] * world
+    if world > 1:
+        dist.all_gather_object(of, values)
     for rank, other in enumerate(of):
         differs = [f"{name} {other[name]} there, {of[0][name]} in process 0"
                    for name in other if name != "threads" and other[name] != of[0][name]]
         if differs:
-            raise ValueError(f"process {rank} was started with other words: {'; '.join(differs)}")
+            raise ValueError(f"process {rank} {fault}: {'; '.join(differs)}")
 
 
 def on(device, *arrays):
     """Arrays as tensors on a device; to a GPU the copy runs beside the computation."""
-    tensors = [torch.from_numpy(x) for x in arrays]
-    if torch.device(device).type == "cuda":
-        return tuple(x.pin_memory().to(device, non_blocking=True) for x in tensors)
-    return tuple(x.to(device) for x in tensors)
+    cuda, tensors = torch.device(device).type == "cuda", map(torch.from_numpy, arrays)
+    return tuple((x.pin_memory() if cuda else x).to(device, non_blocking=cuda) for x in tensors)
+
+
+class Epochs:
+    """Endless batches; a process takes the places `mine` of each.
+
+    A subclass says which examples the batches of an epoch have, ordered(epoch) (batches, batch), by
+    its seed, and how a model takes them, take(examples). Epoch and index are the whole position.
+    """
+
+    def __init__(self, batch, mine, world):
+        if batch % world:
+            raise ValueError(f"a batch of {batch} cannot be shared equally by {world} processes")
+        self.batch, self.mine = batch, mine
+        self.seek((0, 0))
+
+    def seek(self, position):
+        self.epoch, self.index = position
+        self.order = self.ordered(self.epoch)
+
+    def position(self):
+        return self.epoch, self.index
+
+    def __next__(self):
+        if self.index == len(self.order):
+            self.seek((self.epoch + 1, 0))
+        self.index += 1
+        return self.take(self.order[self.index - 1, self.mine])
 
 
 def my_share(parts):
@@ -101,14 +123,12 @@ def seed_dropout(device, seed):
 
 def agree(losses, norm, signals, world):
     """(loss, gradient norm, shall we stop?) of all processes: one small tensor a step."""
-    values = torch.stack([*losses, norm])
+    asked = norm.new_tensor(float(bool(signals)))
+    values = torch.stack([sum(losses) / len(losses), norm, asked])
     if world > 1:
-        values = torch.cat([values, values.new_tensor([float(bool(signals))])])
         dist.all_reduce(values)
-        *losses, norm, asked = (values / world).tolist()
-    else:
-        *losses, norm, asked = *values.tolist(), bool(signals)
-    return sum(losses) / len(losses), norm, asked > 0
+    loss, norm, asked = (values / world).tolist()
+    return loss, norm, asked > 0
 
 
 @contextmanager

@@ -15,6 +15,7 @@ def quietly(kind, error, traceback):
 
 
 sys.excepthook = quietly
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 class Missing(ValueError):
@@ -38,21 +39,27 @@ def spoken(script):
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"{script}: {error}")
     except OSError as error:
-        full = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            again = "--resume" if script == "train.py" else "once more"
-            full = f". What was written before is whole: make room, then {again}"
-        sys.exit(f"{script}: {error}{full}")
+        again = "--resume" if script == "train.py" else "once more"
+        full = f". What was written before is whole: make room, then {again}"
+        sys.exit(f"{script}: {error}{full if error.errno in FULL else ''}")
     except KeyboardInterrupt:
         print(f"\n{script}: stopped", file=sys.stderr)
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:
-        said = str(error).lower()
-        if not (isinstance(error, MemoryError) or "memory" in said or "overflow" in said):
+        said = str(error)
+        words = "memory" in said.lower() or "overflow" in said.lower()
+        if not (words or isinstance(error, MemoryError)):
             raise
-        what = f" ({str(error).splitlines()[0]})" if str(error) else ""
+        what = f" ({said.splitlines()[0]})" if said else ""
         sys.exit(f"{script}: too little memory{what}. A smaller --batch, or --accumulate 2, "
                  "needs less")
+
+
+def refuse(*rules):
+    """Of (is it so?, sentence) the first that is so ends the command with its sentence."""
+    for so, sentence in rules:
+        if so:
+            raise ValueError(sentence)
 
 
 def known(what, name, table):

@@ -5,7 +5,7 @@ A task declares its own in `options`, the training loop's are in LOOP; the comma
 import math
 from typing import NamedTuple
 
-from machine.errors import known
+from machine.errors import known, refuse
 
 
 class Option(NamedTuple):
@@ -29,24 +29,33 @@ class Option(NamedTuple):
             known(name.strip("-"), value, dict.fromkeys(self.among))
         if value is None or self.type not in (int, float):
             return
-        if self.type is int and abs(value) >= 2 ** 63:
-            raise ValueError(f"{name} must be less than 2^63, got {value}")
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value}")
-        if self.least is not None and value < self.least:
-            least = f"at least {self.least}" if self.least else "0 or more"
-            raise ValueError(f"{name} must be {least}, got {value}")
-        if self.above is not None and value <= self.above:
-            raise ValueError(f"{name} must be more than {self.above}, got {value}")
-        if self.most is not None and value > self.most:
-            raise ValueError(f"{name} must be at most {self.most}, got {value}")
-        if self.below is not None and value >= self.below:
-            raise ValueError(f"{name} must be less than {self.below}, got {value}")
+        rules = (
+            (self.type is int and abs(value) >= 2 ** 63, "less than 2^63"),
+            (not -math.inf < value < math.inf, "a finite number"),
+            (self.least is not None and value < self.least,
+             f"at least {self.least}" if self.least else "0 or more"),
+            (self.above is not None and value <= self.above, f"more than {self.above}"),
+            (self.most is not None and value > self.most, f"at most {self.most}"),
+            (self.below is not None and value >= self.below, f"less than {self.below}"))
+        refuse(*((broken, f"{name} must be {rule}, got {value}") for broken, rule in rules))
 
 
 def flag(name):
     """An option's name as one types it."""
     return f"--{name.replace('_', '-')}"
+
+
+def sizes(layers, H, P, J, length):
+    """The numbers that all models of long sequences have."""
+    return dict(
+        layers=Option(layers, "layers", least=1),
+        H=Option(H, "width of the model", least=1),
+        P=Option(P, "state size", least=1),
+        J=Option(J, "blocks of the state", least=1),
+        length=Option(length, "tokens of a sequence, at most", least=1),
+        dropout=Option(0.0, "share of activations dropped in training", least=0, below=1),
+        form=Option("chunk", "of the recurrence: loop, scan or chunk",
+                    among=("loop", "scan", "chunk")))
 
 
 LOOP = dict(

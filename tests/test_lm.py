@@ -301,10 +301,16 @@ def vocabulary(tmp_path_factory):
     return folder
 
 
+def with_vocabulary(data, vocabulary):
+    data.mkdir(exist_ok=True)
+    (data / "gpt2").symlink_to(vocabulary / "gpt2")
+    return data
+
+
 def test_prepare_wikitext(tmp_path, vocabulary):
-    """Lines by themselves, end of text after each, blank ones dropped; from folder to folder."""
-    write_wiki(vocabulary / "wikitext-2")
-    header = prepare("wikitext2", tmp_path, source=vocabulary, quiet=True)
+    """Lines by themselves, end of text after each, blank ones dropped."""
+    write_wiki(tmp_path / "wikitext-2")
+    header = prepare("wikitext2", with_vocabulary(tmp_path, vocabulary), quiet=True)
     bpe = tokens.tokenizer("gpt2", tmp_path)
     lines = [line + "\n" for line in WIKI.split("\n") if line.strip()]
     expected = [i for line in lines for i in bpe.encode(line) + [50256]]
@@ -343,7 +349,7 @@ def test_prepare_reads_zip_files_raw_before_tokens_and_bytes(tmp_path):
 def test_a_zip_file_is_encoded_in_parallel(tmp_path, vocabulary, monkeypatch):
     zipped(tmp_path / "wikitext-2-raw-v1.zip", wikitext2(WIKI * 20))
     monkeypatch.setattr(tokens, "cuts", functools.partial(cuts, size=200))
-    (tmp_path / "gpt2").symlink_to(vocabulary / "gpt2")
+    with_vocabulary(tmp_path, vocabulary)
     for workers in (1, 2):
         prepare("wikitext2", tmp_path, workers=workers, quiet=True)
         ids = LM["wikitext2"](tmp_path).tokens("train").tolist()
@@ -357,8 +363,8 @@ def test_a_text_of_ones_own_in_parts_and_in_parallel(tmp_path, vocabulary, monke
     assert len(tokens.cuts(text.encode(), False)) > 5
     whole = tokens.tokenizer("gpt2", vocabulary).encode(text)
     for workers in (1, 2):
-        data = tmp_path / str(workers)
-        prepare(None, data, vocabulary, tmp_path / "my.txt", workers=workers, quiet=True)
+        data = with_vocabulary(tmp_path / str(workers), vocabulary)
+        prepare(None, data, tmp_path / "my.txt", workers=workers, quiet=True)
         task = LM["text_file"](data)
         parts = [task.tokens(split).tolist() for split in ("train", "valid", "test")]
         assert sum(parts, []) == whole
@@ -366,17 +372,19 @@ def test_a_text_of_ones_own_in_parts_and_in_parallel(tmp_path, vocabulary, monke
 
 
 def test_bad_texts(tmp_path, vocabulary):
+    with_vocabulary(tmp_path, vocabulary)
+
     def refused(content, message, **options):
         (tmp_path / "my.txt").write_bytes(content)
         with refuses(match=message):
-            prepare(None, tmp_path / "out", vocabulary, tmp_path / "my.txt", quiet=True, **options)
-        assert not (tmp_path / "out" / "text_file").exists()
+            prepare(None, tmp_path, tmp_path / "my.txt", quiet=True, **options)
+        assert not (tmp_path / "text_file").exists()
     refused(b"", "my.txt is empty")
     refused(b" \n\n", "my.txt is empty", bytes_only=True)
     refused(b"0123456\xe9 89", "my.txt is not UTF-8: byte 7 is 0xe9")
     refused(b"abc", "3 tokens, too few", bytes_only=True)
     with refuses(match="cannot read .*none.txt"):
-        prepare(None, tmp_path, vocabulary, tmp_path / "none.txt", quiet=True)
+        prepare(None, tmp_path, tmp_path / "none.txt", quiet=True)
     with refuses(match="did you mean wikitext2"):
         prepare("wikitxt2", tmp_path)
 
@@ -441,7 +449,7 @@ def test_ids_beyond_the_vocabulary_are_refused(task, tmp_path, vocabulary):
     again = "beyond the 256 of bytes; make it with: python lm.py"
     with refuses(match=f"bytes.bin, train: token 7 is 256, {again}"):
         task.tokens("train")
-    prepare(None, tmp_path, vocabulary, tmp_path / "my.txt", quiet=True)
+    prepare(None, with_vocabulary(tmp_path, vocabulary), tmp_path / "my.txt", quiet=True)
     task = LM["text_file"](tmp_path)
     replace(task, "gpt2", "valid", -1, 50256)
     assert task.tokens("valid")[-1] == 50256                                    # the last there is
@@ -895,7 +903,7 @@ def test_every_seed_and_epoch_has_an_order_of_its_own(tmp_path, stateful):
     task = text_file(tmp_path, stateful=stateful)
     ids = np.arange(4 * 32 * 3 + 100, dtype=np.uint16)          # a token is its place
     task.tokens = lambda split: ids
-    orders = {(seed, epoch): tuple(task.stream(seed, 4).starts(epoch).flatten().tolist())
+    orders = {(seed, epoch): tuple(task.stream(seed, 4).ordered(epoch).flatten().tolist())
               for seed in range(5) for epoch in range(4)}
     assert len(set(orders.values())) > (10 if stateful else 19), "a few of 100 shifts may agree"
     assert stateful or all(list(order) != sorted(order) for order in orders.values())
@@ -941,7 +949,7 @@ def test_stateful_blocks_follow_each_other_and_their_losses_are_those_of_one_lon
     assert not any(s.requires_grad for s in leaves(task.state)), "backpropagation stops there"
     cold = model(*batches[1])[0]
     assert abs(cold - losses[1]) > 1e-6
-    stream.seek(dict(epoch=1, index=0))
+    stream.seek((1, 0))
     assert task.state is None
     agree(1e-12, fresh=(task.loss(model, batches[1]), cold))
     with refuses(match="transformer remembers every token"):
