@@ -1071,7 +1071,8 @@ def test_gates_shows_every_gate_and_number_of_blocks(shown):
 
 LANGUAGE = {"GRIL": "gril", "filter + w = 1 in GRIL's frame": "filtered",
             "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention",
-            "LRU": "lru", "transformer": "transformer", "Mamba": "mamba", "GRIL without the frame": "gril_alone"}
+            "LRU": "lru", "transformer": "transformer", "Mamba": "mamba",
+            "GRIL without the frame": "gril_alone"}
 
 
 def test_language_models_are_picked_by_validation_and_shown_by_test(shown):

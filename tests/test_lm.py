@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import lm
-from baselines import LRU, MLP, S5, Attention, Mamba, Mixer, RecurrentBlock, parameters
+from baselines import (LRU, MLP, S5, Attention, Filtered, Longhorn, Mamba, Mixer, RecurrentBlock,
+                       parameters)
 from files import runs, tokens
 from files.tokens import BPE, Bytes, cuts, encode_file, prepare, splitter
 from gril import GrilMixer
@@ -649,6 +650,8 @@ BUILT = {
     "gril_w1":          (True, GrilMixer, 1),
     "gril_alone":       (False, GrilMixer, 3),
     "linear_attention": (False, GrilMixer, 1),
+    "filtered":         (True, Filtered, 1),
+    "longhorn":         (False, Longhorn, None),
     "s5":               (True, S5, None),
     "lru":              (True, LRU, None),
     "mamba":            (False, Mamba, None),
@@ -678,7 +681,8 @@ def test_models_are_built_as_the_recipe_says(model):
         kv_heads, window = (1, 1024) if model == "griffin" else (2, np.inf)
         assert (attention.heads, attention.kv_heads, attention.window) == (2, kv_heads, window)
     for mixer in modules(net, S5):
-        assert len(mixer.Lambda_im.unique()) == 16, "64 frequencies in four equal blocks"
+        assert len(mixer.Lambda_im.unique()) == 3, "P = 24: 12 frequencies in four equal blocks"
+    assert all(len(mixer.conv.W) == 3 for mixer in modules(net, Filtered))
 
 
 @pytest.mark.parametrize("model", MODELS)

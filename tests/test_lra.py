@@ -1128,7 +1128,8 @@ def modules(network, kind):
     return [module for module in network.modules() if isinstance(module, kind)]
 
 
-LAYERS = dict(gril=GrilMixer, linear_attention=GrilMixer, s5=baselines.S5, lru=baselines.LRU,
+LAYERS = dict(gril=GrilMixer, linear_attention=GrilMixer, filtered=baselines.Filtered,
+              longhorn=baselines.Longhorn, s5=baselines.S5, lru=baselines.LRU,
               mamba=baselines.Mamba, griffin=baselines.Griffin, transformer=baselines.Transformer)
 
 
@@ -1136,16 +1137,16 @@ LAYERS = dict(gril=GrilMixer, linear_attention=GrilMixer, s5=baselines.S5, lru=b
 def test_models_are_built_as_the_recipe_says(model):
     """Numbers that no preset has, so that none can be there by itself."""
     odd = dict(layers=6, H=18, P=24, J=3, dropout=0.3, r_min=0.61, r_max=0.62, max_phase=0.01)
-    for gate in ("real", "complex") if LAYERS[model] is GrilMixer else ("real",):
+    for gate in ("real", "complex") if issubclass(LAYERS[model], GrilMixer) else ("real",):
         network = LRA["text"](**odd, gate=gate).model(model)
         layers = modules(network, LAYERS[model])
         assert len(layers) == (2 if model == "griffin" else 6)
         drops = modules(network, torch.nn.Dropout)
         assert len(drops) >= 6 and {drop.p for drop in drops} == {0.3}
-        normed = model in ("mamba", "griffin", "transformer")
+        normed = model in ("mamba", "longhorn", "griffin", "transformer")
         assert isinstance(network.norm, torch.nn.LayerNorm) == normed
         for mixer in modules(network, GrilMixer):
-            w = 1 if model == "linear_attention" else 3
+            w = 3 if model == "gril" else 1
             assert mixer.Q.shape == (3, w, w) and mixer.W_in.weight.shape == (24, 18)
             assert (mixer.beta == 1).all() and (mixer.theta is None) == (gate == "real")
         rings = [complex_gate(*mixer.gates()[:2]) for mixer in modules(network, GrilMixer)]
@@ -1153,6 +1154,8 @@ def test_models_are_built_as_the_recipe_says(model):
         for gates in rings:
             assert ((gates.abs() - 0.615).abs() < 0.0051).all()
             assert ((gates.angle() - 0.005).abs() < 0.0051).all()
+        assert {len(mixer.Lambda_im) for mixer in modules(network, baselines.S5)} <= {24 // 2}
+        assert {len(mixer.conv.W) for mixer in modules(network, baselines.Filtered)} <= {3}
         heads = {attention.heads for attention in modules(network, baselines.Attention)}
         assert heads == dict(griffin={4}, transformer={2}).get(model, set())
 
