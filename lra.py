@@ -215,7 +215,7 @@ class Arena(Task):
                       for _ in range(max(1, round(r["layers"] * numbers["depth"])))]
             return Classifier(embed, layers, row.norm, H, self.classes, self.documents)
 
-        if models[name].mixer is models["gril"].mixer:
+        if models[name].takes == models["gril"].takes:          # a variant: as wide
             return build(r["H"])
         with torch.device("meta"):
             goal = parameters(build(r["H"], "gril"))
