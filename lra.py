@@ -1,6 +1,6 @@
 """Long Range Arena (Tay et al. 2021): five tasks and their classifier.
 
-  python lra.py prepare listops    generate it by LRA's rules, two minutes
+  python lra.py prepare listops    generate it by LRA's rules, two minutes; --short, one
   python lra.py prepare image      read CIFAR-10, downloaded if not there
   python lra.py show pathfinder    one example decoded, lengths, label counts
   python train.py --task text      train; --size paper, --model lru, …
@@ -9,7 +9,8 @@ The data folder is --data DIR, or the environment variable GRIL_DATA, or data/.
 `prepare` leaves token arrays there that open at once; every task also opens
 straight from the files as people download them.
 
-  listops     nested MIN, MAX, MED, SM of digits    the value, 10 classes     500 to 2,000 tokens
+  listops     nested MIN, MAX, MED, SM of digits    the value, 10 classes     500 to 2,000 tokens;
+              at tiny size 20 to 256, which is not LRA's, but can be read whole
   text        an IMDb review, byte by byte          positive or negative      up to 4,096 bytes
   retrieval   two papers, byte by byte              does one cite the other?  2 × up to 4,000 bytes
   image       a CIFAR-10 picture in grey            10 classes                1,024 pixels
@@ -37,8 +38,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from baselines import offered, parameters
-from files.arena import (CIFAR_FILES, LISTOPS_FILES, RETRIEVAL_FILES, REVIEWS, SYMBOLS,
-                         generate_listops, load, read_image, read_listops, read_pathfinder,
+from files.arena import (CIFAR_FILES, LISTOPS_FILES, LRAS, OPERATORS, RETRIEVAL_FILES, REVIEWS,
+                         SYMBOLS, generate_listops, load, read_image, read_listops, read_pathfinder,
                          read_retrieval, read_text, store)
 from files.downloads import data_folder, download, unpack
 from machine.devices import Epochs, my_share, on, summed
@@ -150,11 +151,10 @@ class Arena(Task):
     def files(cls, place):
         return [place / part for part in cls.parts] if place.is_dir() else [place]
 
-    @classmethod
-    def sources(cls, folder):
+    def sources(self, folder):
         """The published files of the first place that has any."""
-        found = ([path for path in cls.files(folder / place) if path.exists()]
-                 for place in cls.places)
+        found = ([path for path in self.files(folder / place) if path.exists()]
+                 for place in self.places)
         return next(filter(None, found), [])
 
     @cached_property
@@ -164,6 +164,7 @@ class Arena(Task):
         if not sources and not self.prepared.exists():
             looked = ", ".join(str(self.folder / place) for place in self.places)
             how = f". This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
+            how += " --short" if self.recipe.get("short") else ""
             how = how if self.name in LRA else ""
             raise Missing(f"{self.name}: no data. Looked for {looked}{how}")
         return load(self, sources)
@@ -230,10 +231,11 @@ class Arena(Task):
 
     @torch.no_grad()
     def evaluate(self, model, split, rows=0):
-        """Mean loss and accuracy in percent on a split, or on `rows` of it evenly spread."""
+        """Mean loss and accuracy in percent on a split, on `rows` of it evenly spread, or these."""
         data, weight, batch = self.data[split], next(model.parameters()), self.recipe["batch"]
-        n = len(data.labels)
-        rows = np.linspace(0, n - 1, min(rows or n, n)).astype(int)
+        if np.ndim(rows) == 0:
+            n = len(data.labels)
+            rows = np.linspace(0, n - 1, min(rows or n, n)).astype(int)
         rows = rows[np.argsort(self.lengths(data, rows), kind="stable")]
         sums = weight.new_zeros(2, dtype=torch.promote_types(weight.dtype, torch.float32))
         for start in my_share(range(0, len(rows), batch)):
@@ -284,17 +286,52 @@ RELEASE = "https://storage.googleapis.com/long-range-arena/lra_release.gz", "lra
 class ListOps(Arena):
     name, classes, vocabulary = "listops", 10, len(SYMBOLS) + 1
     paper_parameters, paper_accuracy = 0.26e6, 62.40
+    options = dict(Arena.options, short=Option(False, "rows of 20 to 256 tokens by LRA's rules"))
     recipes = dict(
-        tiny=dict(TINY, steps=1500, warmup=100, lr=4e-3, length=256, r_max=0.999),
+        tiny=dict(TINY, steps=1500, warmup=100, lr=4e-3, length=256, r_max=0.999, short=True),
         paper=dict(PAPER, layers=6, H=128, P=32, J=8, steps=300_000, warmup=30_000, lr=2e-3,
                    recurrent_lr=5e-4, length=2048, r_min=0.0))
     places = "listops", "lra_release/listops-1000", "lra_release/lra_release/listops-1000"
-    parts = LISTOPS_FILES
+    parts, span = LISTOPS_FILES, LRAS
     read = staticmethod(read_listops)
+
+    def __init__(self, data=None, **numbers):
+        super().__init__(data, **numbers)
+        if self.recipe["short"]:
+            self.places, self.span = ("listops_short",), (19, 257)
+            self.prepared = self.prepared.with_name("listops_short.bin")
+
+    def report(self, model, seed=0):
+        """And by depth, beside what the outermost operator alone, seen on train, would answer."""
+        train, test = self.data["train"], self.data["test"]
+        outer = train.tokens[train.offsets[:-1]]                # the first symbol of each row
+        guess = {op: np.bincount(train.labels[outer == op]).argmax() for op in np.unique(outer)}
+        guessed = np.array([guess.get(op, 0) for op in test.tokens[test.offsets[:-1]]])
+        right, depths, by_depth = guessed == test.labels, depth(test), {}
+        for d in np.unique(depths):
+            rows = np.flatnonzero(depths == d)
+            by_depth[int(d)] = dict(rows=len(rows), outermost=100 * right[rows].mean(),
+                                    accuracy=self.evaluate(model, "test", rows)[1])
+        return dict(super().report(model), outermost=100 * right.mean(), by_depth=by_depth)
+
+    def table(self, r):
+        lines = [super().table(r), f"{'the outermost operator alone':52s}{r['outermost']:8.2f}"]
+        lines += [f"  depth {d:>2s}, {row['rows']:5,} rows: {row['accuracy']:6.1f}, by the outermost "
+                  f"operator {row['outermost']:.1f}"
+                  for d, row in ((str(d), row) for d, row in r["by_depth"].items())]
+        return "\n".join(lines)
 
     @staticmethod
     def decode(tokens):
         return " ".join(SYMBOLS[token - 1] for token in tokens)
+
+
+def depth(data):
+    """Of each row of ListOps: how deep its operators are nested."""
+    operators = [SYMBOLS.index(op) + 1 for op in OPERATORS]
+    level = np.isin(data.tokens, operators).astype(int) - (data.tokens == len(SYMBOLS))
+    level = np.cumsum(level)                                    # 0 after every row
+    return np.maximum.reduceat(level, data.offsets[:-1])
 
 
 class Text(Arena):
@@ -378,11 +415,11 @@ def prepare(task, args):
     asked = args.rows is not None or args.seed is not None
     refuse((args.incomplete and task.name not in ("text", "image"),
             f"--incomplete is for text and image, not for {task.name}"),
-           (task.name != "listops" and (asked or args.force),
+           (not isinstance(task, ListOps) and (asked or args.force),
             f"--rows, --seed and --force are for listops, which is generated; {task.name} is read"))
     if args.incomplete:
         read = partial(read, incomplete=True)
-    if task.name != "listops":
+    if not isinstance(task, ListOps):
         fetch(task)
     elif asked or args.force or not task.sources(task.folder):
         generate(task, args)
@@ -407,7 +444,7 @@ def generate(task, args):
         raise ValueError("--rows and --workers must be at least 1, --seed at least 0")
     print(f"generating {' + '.join(f'{n:,}' for n in rows)} rows, seed {seed}, "
           f"{args.workers} workers")
-    generate_listops(task.folder / "listops", rows, seed, args.workers)
+    generate_listops(task.folder / task.places[0], rows, seed, args.workers, task.span)
 
 
 def fetch(task):
@@ -462,13 +499,17 @@ def main(argv=None):
     add("--seed", type=int, help="of ListOps (default 0)")
     add("--workers", type=int, default=os.cpu_count(),
         help="processes that generate ListOps (default: one a core)")
+    add("--short", action="store_true", help="ListOps of 20 to 256 tokens, which tiny reads whole")
     add("--force", action="store_true", help="generate ListOps again over what is there")
     add("--incomplete", action="store_true",
         help="go on without reviews of a class or a batch of CIFAR-10")
     add("--row", type=int, default=0, help="which training example to show (default 0)")
     with spoken("lra.py"):
         args = parser.parse_args(argv)
-        task = known("task", args.task, LRA)(args.data)
+        Task = known("task", args.task, LRA)
+        if args.short and Task is not ListOps:
+            raise ValueError(f"--short is for listops, not for {args.task}")
+        task = Task(args.data, **(dict(short=args.short) if Task is ListOps else {}))
         dict(prepare=prepare, show=show)[args.command](task, args)
 
 

@@ -488,7 +488,7 @@ def test_a_sequence_cut_anywhere_and_continued_is_the_uncut_one(kind, gate_name,
 @pytest.mark.parametrize("form, inputs", [
     *((gril_scan, problem(5, name, B=1, J=2, d=2, m=3, w=2))
       for name in ("none", "mixed", "zeros", "complex")),
-    *((by_chunk, token_problem(19, name, w=2, d=2, m=2, B=1, J=1))
+    *((by_chunk, token_problem(17, name, w=2, d=1, m=2, B=1, J=1))
       for name in ("mixed", "smallest", "complex"))])
 def test_gradcheck(form, inputs):
     names = [n for n, x in inputs.items() if x is not None]

@@ -25,7 +25,7 @@ import random
 import re
 import statistics
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -53,38 +53,50 @@ OPERATORS = {"[MIN": min, "[MAX": max, "[MED": lambda values: int(statistics.med
              "[SM": lambda values: sum(values) % 10}
 SYMBOLS = *"0123456789", *OPERATORS, "]"
 LISTOPS = {symbol.encode(): i + 1 for i, symbol in enumerate(SYMBOLS)}          # 0 is padding
+LRAS = 500, 2000                                                # tokens of a row: between these
 DIGITS = [(str(digit), 1, digit) for digit in range(10)]
 
 
-def expression(rng, depth=1):
-    """(text, tokens, value) of a random expression by LRA's rules.
+class TooLong(Exception):
+    pass
+
+
+def expression(rng, room, depth=1):
+    """(text, tokens, value) of a random expression by LRA's rules; TooLong at the room-th token.
 
     An argument is an operator with probability ¼, at depth 10 never. So is the root in LRA; here it
     always is an operator, since a digit alone is too short for a row.
     """
     if depth > 1 and (depth == 10 or rng.random() >= 0.25):
         return DIGITS[int(10 * rng.random())]
-    arguments = [expression(rng, depth + 1) for _ in range(rng.randint(2, 10))]
-    texts, tokens, values = zip(*arguments)
+    texts, values, tokens = [], [], 2
+    for _ in range(rng.randint(2, 10)):
+        text, more, value = expression(rng, room - tokens, depth + 1)
+        tokens += more
+        if tokens >= room:                                      # most of the time would go there
+            raise TooLong
+        texts.append(text)
+        values.append(value)
     op = rng.choice(list(OPERATORS))
     text = f"{'( ' * (len(texts) + 1)}{op} {' ) '.join(texts)} ) ] )"
-    return text, 2 + sum(tokens), OPERATORS[op](values)
+    return text, tokens, OPERATORS[op](values)
 
 
-def listops_row(seed, i):
-    """Row i of a seed, as a line of LRA's file: the first expression of a length that LRA takes."""
+def listops_row(seed, span, i):
+    """Row i of a seed, as a line of LRA's file: the first expression with a length in the span."""
     rng, tokens = random.Random(f"{seed} {i}"), 0
-    while not 500 < tokens < 2000:
-        text, tokens, value = expression(rng)
+    while tokens <= span[0]:
+        with suppress(TooLong):
+            text, tokens, value = expression(rng, span[1])
     return f"{text}\t{value}\r\n".encode()
 
 
-def listops_lines(total, seed=0, workers=1):
+def listops_lines(total, seed=0, workers=1, span=LRAS):
     """`total` different rows, each drawn by itself: workers change nothing but the time."""
     first, seen = 0, set()
     while len(seen) < total:                                    # once more, if a row came twice
         numbers = range(first, first + total - len(seen))
-        for line in spread(partial(listops_row, seed), numbers, workers, chunksize=50):
+        for line in spread(partial(listops_row, seed, span), numbers, workers, chunksize=50):
             digest = hashlib.blake2b(line, digest_size=16).digest()
             if digest not in seen:
                 seen.add(digest)
@@ -92,9 +104,9 @@ def listops_lines(total, seed=0, workers=1):
         first = numbers.stop
 
 
-def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1):
+def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1, span=LRAS):
     """basic_{train,val,test}.tsv in LRA's layout; all three appear, whole, or none."""
-    lines = listops_lines(sum(rows), seed, workers)
+    lines = listops_lines(sum(rows), seed, workers, span)
     lines = iter(tqdm(lines, total=sum(rows), unit="row", ncols=80))
     with ExitStack() as files:                      # which ends with train: that is looked for
         for name, n in zip(LISTOPS_FILES, rows):

@@ -45,7 +45,7 @@ def test_generation_keeps_its_state_but_for_attention(monkeypatch):
 
 
 def test_the_loader_is_timed_on_the_files_there_are(monkeypatch, tmp_path, capsys):
-    generate_listops(tmp_path / "listops", (40, 8, 8))
+    generate_listops(tmp_path / "listops_short", (40, 8, 8))
     monkeypatch.setenv("GRIL_DATA", str(tmp_path))
     (row,) = bench.loader(1, batches=2)
     assert row["task"] == "listops" and row["low"] <= row["ratio"] <= row["high"]

@@ -41,9 +41,14 @@ f64 = torch.float64
 small = dict(layers=2, H=8, P=8, J=2, dropout=0.0)
 
 
+def opened(name, folder, **numbers):
+    """A task at its tiny size, but ListOps on LRA's rows, which files hold."""
+    return LRA[name](folder, **dict(short=False) if name == "listops" else {}, **numbers)
+
+
 def real(name):
     """The task on real files, or no test."""
-    if not LRA[name].sources(REAL):
+    if not opened(name, REAL).sources(REAL):
         pytest.skip(f"no {name} in GRIL_DATA")
     return REAL
 
@@ -151,9 +156,9 @@ PATHS = dict(train="listops/basic_train.tsv", val="listops/basic_val.tsv",
 
 def task(name, folder):
     """The task on small files that are written now, unless there are some."""
-    if not LRA[name].sources(folder):
+    if not opened(name, folder).sources(folder):
         WRITE[name](folder)
-    return LRA[name](folder, **small)
+    return opened(name, folder, **small)
 
 
 def prepare(folder, name="listops", *words):
@@ -232,7 +237,7 @@ def test_generated_rows_do_not_depend_on_the_workers():
 
 def test_duplicates_are_left_out(monkeypatch):
     rows = [b"a", b"b", b"a", b"a", b"c", b"b", b"d", b"e"]
-    monkeypatch.setattr(arena, "listops_row", lambda seed, i: rows[i])
+    monkeypatch.setattr(arena, "listops_row", lambda seed, span, i: rows[i])
     assert list(listops_lines(5)) == [b"a", b"b", b"c", b"d", b"e"]
 
 
@@ -420,7 +425,7 @@ def test_a_coloured_picture_is_the_mean_of_its_colours(tmp_path, channels):
 def test_real_files_are_read(name):
     """Whatever is there: labels of every class, tokens in range, and nothing in two splits."""
     folder = real(name)
-    data, T = LRA[name](folder).data, LRA[name]
+    data, T = opened(name, folder).data, LRA[name]
     for split, (tokens, offsets, labels) in data.items():
         assert set(labels.tolist()) == set(range(T.classes)), split
         assert (np.diff(offsets) > 0).all() and offsets[-1] == len(tokens), split
@@ -504,9 +509,9 @@ def test_a_damaged_preparation_is_not_taken(tmp_path, capsys):
         assert f"{path} is damaged" in capsys.readouterr().err, name
     (tmp_path / "listops").rename(tmp_path / "away")
     with pytest.raises(ValueError, match="listops.bin is damaged"):
-        LRA["listops"](tmp_path).data
+        opened("listops", tmp_path).data
     path.write_bytes(good)                                              # which is enough
-    assert len(LRA["listops"](tmp_path).data["train"].labels) == 20
+    assert len(opened("listops", tmp_path).data["train"].labels) == 20
 
 
 def test_a_failed_preparation_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
@@ -531,8 +536,8 @@ def test_listops_is_generated_on_command(tmp_path, capsys):
     with pytest.raises(SystemExit, match="--force"):
         prepare(*command)
     prepare(*command, "--force")
-    assert (home / "basic_train.tsv").read_bytes().splitlines(True)[1] == listops_row(0, 0)
-    assert len(LRA["listops"](tmp_path).data["test"].labels) == 20
+    assert (home / "basic_train.tsv").read_bytes().splitlines(True)[1] == listops_row(0, (500, 2000), 0)
+    assert len(opened("listops", tmp_path).data["test"].labels) == 20
 
 
 def test_as_many_rows_as_lra_has_are_generated_unasked(tmp_path, monkeypatch):
@@ -561,10 +566,10 @@ def test_write_protected_rows_are_not_generated_over(tmp_path):
 
 
 def test_an_interrupted_generation_leaves_nothing(tmp_path, monkeypatch, capsys):
-    def stopped(seed, i):
+    def stopped(seed, span, i):
         if i == 200:
             raise KeyboardInterrupt
-        return listops_row(seed, i)
+        return listops_row(seed, span, i)
     monkeypatch.setattr(arena, "listops_row", stopped)
     with pytest.raises(SystemExit, match="130"):
         prepare(tmp_path, "listops", "--rows", "5000", "1", "1", "--workers", "1")
@@ -1354,10 +1359,10 @@ def test_64_rows_are_learnt_by_heart(tmp_path, name, steps):
     if name == "listops":
         arena.generate_listops(tmp_path / "listops", (64, 1, 1))
     folder = tmp_path if name == "listops" else real(name)
-    assert overfit(LRA[name](folder, length=32, H=32, P=32, dropout=0.0), steps) == 100
+    assert overfit(opened(name, folder, length=32, H=32, P=32, dropout=0.0), steps) == 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LRA)
 def test_64_real_rows_are_learnt_by_heart_at_tiny_size(name):
-    assert overfit(LRA[name](real(name), dropout=0.0), steps=400) == 100
+    assert overfit(opened(name, real(name), dropout=0.0), steps=400) == 100

@@ -67,7 +67,7 @@ def refused(command):
     command = command.replace("TASK", "text").replace("MODEL", "gril")
     words = shlex.split(command.split('--wrap "')[-1].rstrip('"'), comments=True)
     if "pytest" in words:
-        return None if words[-1] in ("-q", "slow", "exercises") else f"what is {words[-1]}?"
+        return None if words[-1] in ("-q", "loadfile", "slow", "exercises") else f"what is {words[-1]}?"
     script, *words = words[next(i for i, word in enumerate(words) if word.endswith(".py")):]
     if not (ROOT / script).exists():
         return f"no script {script}"
@@ -175,7 +175,8 @@ def test_the_readme_is_read_in_one_sitting_and_holds_both_set_up_commands():
     text = README.read_text()
     assert len(text.encode()) <= 16 * 1024
     assert f"\n{START} train.py --task nd_regression\n" in text
-    assert re.search(r"^.*-m pytest.*$", text, re.M)[0] == f"{START} -m pytest -q"      # .ci/run's
+    assert re.search(r"^.*-m pytest.*$", text, re.M)[0] == (         # .ci/run's
+        f"{START} -m pytest -q -n 2 --dist loadfile")
 
 
 def test_the_loop_of_three_lines_is_the_layer():

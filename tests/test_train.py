@@ -152,7 +152,8 @@ def tiny(task, data, more=""):
     """The words of a tiny run of ListOps or of a language model."""
     return (f"--task {task} --recipe {'bytes' if task == 'text_file' else 'tiny'} --quiet "
             f"--data {data} --threads 1 --layers 1 --H 8 --P 8 --J 2 --dropout 0.1 --batch 4 "
-            f"--length 16 --steps 40 --evaluate-every 5 --checkpoint-every 10 {more}")
+            f"--length 16 --steps 40 --evaluate-every 5 --checkpoint-every 10 "
+            f"{'--no-short ' if task == 'listops' else ''}{more}")
 
 
 def trained(folder, *words):
@@ -265,10 +266,11 @@ def whole(toy, data, tmp_path_factory):
 
 @pytest.mark.parametrize("name, faults", (
     ("toy", "loss 14, validate 2, fsync 5, fsync 4, replace 4, loss 15"),
-    ("turns", "loss 27, validate 2"), ("prompt", "loss 31, validate 1, fsync 3, replace 3"),
-    ("listops", "loss 14, validate 2, fsync 5, replace 4"),
-    ("text", "validate 3, fsync 4, loss 12, replace 5"),
-    ("stateful", "loss 14, validate 2, fsync 5, replace 4")))
+    ("stateful", "loss 14, validate 2, fsync 5, replace 4"),
+    *(pytest.param(*row, marks=pytest.mark.slow) for row in (
+        ("turns", "loss 27, validate 2"), ("prompt", "loss 31, validate 1, fsync 3, replace 3"),
+        ("listops", "loss 14, validate 2, fsync 5, replace 4"),
+        ("text", "validate 3, fsync 4, loss 12, replace 5")))))
 def test_killed_in_a_step_a_validation_a_write(whole, tmp_path, name, faults):
     """SIGKILL before the n-th call: with a file half written, between a checkpoint's renames, …"""
     words, folder = whole(name)
@@ -309,7 +311,7 @@ def kill_at_random(words, folder, whole, kills, seconds):
 RUNS = ("toy", "prompt", "listops", "text", "stateful")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ("toy", "stateful"))                       # all of RUNS: slow
 def test_killed_at_random_moments(whole, tmp_path, name):
     kill_at_random(whole(name)[0], tmp_path / "run", whole(name)[1], kills=3, seconds=1.0)
 
@@ -726,7 +728,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(exact, pair, tmp_pa
     assert_same(tmp_path / "run", pair[0])
 
 
-@pytest.mark.parametrize("model", ("gril", "mamba"))
+@pytest.mark.parametrize("model", ("gril", pytest.param("mamba", marks=pytest.mark.slow)))
 def test_each_process_gets_its_carried_state_back(data, tmp_path, model):
     """--stateful on two processes, stopped: two go on to the bit, one alone with both's rows."""
     words = tiny("text_file", data, f"--stateful --model {model} --dtype float64 --dropout 0 "
@@ -1104,7 +1106,9 @@ def test_inductor_makes_as_few_kernels_as_the_dry_run_says(gate):
 PAPER_KERNELS = dict.fromkeys(lra.LRA, 5_000) | dict(wikitext103=12_000)
 
 
-@pytest.mark.parametrize("task", PAPER_KERNELS)
+@pytest.mark.parametrize("task", ("listops", "text", *(
+    pytest.param(task, marks=pytest.mark.slow) for task in PAPER_KERNELS
+    if task not in ("listops", "text"))))
 def test_a_step_of_the_papers_size_is_not_thousands_of_small_kernels(task):
     r = train.main(["--task", task, "--size", "paper", "--world", "4", "--dry-run"])
     assert r["compiled"] < r["kernels"] <= PAPER_KERNELS[task]
@@ -1170,7 +1174,8 @@ def grows(task, words, tmp_path, monkeypatch, steps):
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts open files in /proc")
 @pytest.mark.parametrize("task, steps", (
-    ("nd_regression", 1_000), ("listops", 100), ("text_file", 100),
+    ("nd_regression", 300), ("listops", 100),
+    pytest.param("text_file", 100, marks=pytest.mark.slow),
     pytest.param("nd_regression", 100_000, marks=pytest.mark.slow)))
 def test_nothing_grows_with_the_steps(data, tmp_path, monkeypatch, task, steps):
     words = "--task nd_regression --f 2 --n 2 --batch 2 --tasks 100 --quiet"
