@@ -424,6 +424,11 @@ def test_recovered_sees_through_the_shared_scale_and_nothing_else():
         assert tasks.recovered(model, 10)["Q_distance"] == pytest.approx(distance)
 
 
+def test_the_loss_is_half_the_mean_squared_error():
+    task, (a, b) = TASKS["scalar_regression"](), seeded(2, 5, 1)
+    agree(1e-12, loss=(task.error(a, b), sum((x - y) ** 2 for x, y in zip(a, b))[0] / 10))
+
+
 @pytest.mark.parametrize("name, model, hopeless", (
     *(("nd_regression", model, True) for model in ("no_window", "no_readout", "neither")),
     *(("scalar_regression --raw", model, True) for model in ("no_input", "no_output", "neither")),
