@@ -1,6 +1,6 @@
 """Long Range Arena (Tay et al. 2021): five tasks and their classifier.
 
-  python lra.py prepare listops    generate it by LRA's rules, two minutes; --short, one
+  python lra.py prepare listops    generate it by LRA's rules; --short: tiny's
   python lra.py prepare image      read CIFAR-10, downloaded if not there
   python lra.py show pathfinder    one example decoded, lengths, label counts
   python train.py --task text      train; --size paper, --model lru, …
@@ -316,9 +316,9 @@ class ListOps(Arena):
 
     def table(self, r):
         lines = [super().table(r), f"{'the outermost operator alone':52s}{r['outermost']:8.2f}"]
-        lines += [f"  depth {d:>2s}, {row['rows']:5,} rows: {row['accuracy']:6.1f}, by the outermost "
-                  f"operator {row['outermost']:.1f}"
-                  for d, row in ((str(d), row) for d, row in r["by_depth"].items())]
+        for d, row in r["by_depth"].items():
+            lines.append(f"  depth {d}, {row['rows']:,} rows: {row['accuracy']:.1f}, by the "
+                         f"outermost operator {row['outermost']:.1f}")
         return "\n".join(lines)
 
     @staticmethod

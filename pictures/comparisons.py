@@ -465,7 +465,7 @@ def language(ax, recipe, text, quick):
     r, digits = results["GRIL"][0], 3 if score == "bits" else 1
     table(f"{title}: {steps} steps of {r['batch']} blocks of {r['length']}, one seed, or three "
           f"where there is a ±, the\nrate the best of {', '.join(map(str, rates))} in a sweep of "
-          f"{swept} steps; {unit} of {r['tokens']:,} tokens of the\n{r['split']} file, in blocks "
+          f"{swept} steps; {unit} of\n{r['tokens']:,} tokens of the {r['split']} file, in blocks "
           "as in the paper, and with the state carried from block to block; tokens a second in\n"
           "training on one core, validations included", ("model",), results,
           {"rate": first("lr", "g"), "parameters": first("parameters", ","),

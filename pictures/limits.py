@@ -27,7 +27,8 @@ def reach(quick):
     """
     (result,) = runs([dict(task="nd_regression", f=10, n=10, seed=0)], quick)
     task, model, _ = train.load(result["folder"])
-    (rule,), (beta,) = (tune(family, [1.0], task) for family in (delta_rule, longhorn))
+    fewer = NdRegression(f=10, n=10, tasks=2_000)
+    (rule,), (beta,) = (tune(family, [1.0], fewer) for family in (delta_rule, longhorn))
 
     def scores(scale=1.0, N=10):
         """Losses ÷ the zero predictor's, in the order of STYLES."""

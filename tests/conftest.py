@@ -1,6 +1,9 @@
 """What several test files share."""
 import pytest
+import torch
 import torch.distributed as dist
+
+torch.set_num_threads(1)                                                    # a core for each worker
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ MIXERS = {
     "Griffin":          lambda: Griffin(H, heads=2, window=5),
     "Transformer":      lambda: Transformer(H, heads=2),
 }
-GROWING = "Griffin", "Transformer"                                          # their caches do
 NETWORKS = [name for name in offered("in_context") if name != "linear_attention_pairs"]
 
 
@@ -345,7 +344,7 @@ def test_rotation_sees_differences_only_and_leaves_an_odd_channel_alone():
 # ----------------------------------------------------------------------- run = step, from any state
 
 @pytest.mark.parametrize("name, T", [
-    pytest.param(name, T, marks=pytest.mark.slow) if T == 500 and name in GROWING else (name, T)
+    pytest.param(name, T, marks=pytest.mark.slow) if T == 500 else (name, T)
     for name in MIXERS for T in (1, 63, 500)])
 def test_run_equals_its_steps_in_outputs_states_and_gradients(name, T):
     model, x = built(name), seeded(2, T, H).requires_grad_()
@@ -710,8 +709,10 @@ def tiny(words, folder):
     return train.main([*options.split(), str(folder / "run"), *words.split()])
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("model", offered("in_context"))
+@pytest.mark.parametrize("task, model", [
+    (task, model) if task == "nd_regression" or model in ("lru", "linear_attention_pairs")
+    else pytest.param(task, model, marks=pytest.mark.slow)
+    for task in TASKS for model in offered("in_context")])
 def test_every_model_trains_on_every_task_and_loads_again(tmp_path, task, model):
     words = f"--task {task} --model {model}"
     if (task, model) == ("scalar_regression", "linear_attention_pairs"):    # windows already

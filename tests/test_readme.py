@@ -67,7 +67,8 @@ def refused(command):
     command = command.replace("TASK", "text").replace("MODEL", "gril")
     words = shlex.split(command.split('--wrap "')[-1].rstrip('"'), comments=True)
     if "pytest" in words:
-        return None if words[-1] in ("-q", "loadfile", "slow", "exercises") else f"what is {words[-1]}?"
+        known = words[-1] in ("-q", "loadfile", "slow", "exercises")
+        return None if known else f"what is {words[-1]}?"
     script, *words = words[next(i for i, word in enumerate(words) if word.endswith(".py")):]
     if not (ROOT / script).exists():
         return f"no script {script}"
