@@ -2,7 +2,7 @@
 
 All are gril.Mixer: run(x, state) -> (y, state) for a stretch, step for one token of a stream.
 
-  1. shared       Stack, causal convolution, feed-forward layers; a gated recurrent GD, f⁴ weights
+  1. shared       Stack, causal convolution, Hyena's frame, feed-forward layers, f⁴ weights
   2. S5, LRU      constant diagonal complex gate             Smith et al. 2023; Orvieto et al. 2023
   3. Mamba        gate, write and read chosen by the input   Gu & Dao 2023
      Longhorn     the same block, an online learner inside   Liu et al. 2024
@@ -75,6 +75,30 @@ class CausalConv(Mixer):
         W, b = self.W.to(x.dtype), self.b.to(x.dtype)           # or bfloat16 becomes float32 here
         x = F.pad(x, (0, 0, w - 1, 0)) if past is None else torch.cat([past, x], 1)
         return sum((W[i] * x[:, i:i + T] for i in range(w)), b), x[:, T:]
+
+
+class Gated(Mixer):
+    """Hyena's frame: W_o(x0 ⊙ mixer(v ⊙ x1)), where v, x1, x0 = filter of 3 (W_3H z).
+
+    The causal window of App. F, (x_{t-2}, x_{t-1}, x_t) with zeros to the left of the text, stands
+    here twice: in the filter, per channel, and inside GrilMixer (gril.window, causal). The target
+    x_{t+1} is in neither. The mixer has no norm and no residual of its own.
+    """
+    writes = "W_o"
+
+    def __init__(self, H, mixer):
+        super().__init__()
+        self.W_3H = nn.Linear(H, 3 * H, bias=False)
+        self.conv, self.mixer = CausalConv(3 * H, 3), mixer
+        self.W_o = nn.Linear(H, H, bias=False)
+        nn.init.normal_(self.W_3H.weight, std=(3 / H) ** 0.5)               # filters start at 1/√3
+
+    def run(self, z, state=None):
+        past, inner = state or (None, None)
+        y, past = self.conv.run(self.W_3H(z), past)                         # of t-2, t-1 and t
+        v, x1, x0 = y.chunk(3, -1)                                          # (B, T, H) each
+        y, inner = self.mixer.run(v * x1, inner)
+        return self.W_o(x0 * y), (past, inner)
 
 
 class MLP(Mixer):

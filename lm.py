@@ -29,7 +29,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
-from baselines import MLP, MODELS, CausalConv, offered, parameters
+from baselines import MLP, MODELS, Gated, offered, parameters
 from files.downloads import data_folder
 from files.runs import load as load_run
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
@@ -41,37 +41,15 @@ from tasks import Task
 
 # ---------------------------------------------------------------------------------------- 1. model
 
-class Gated(Mixer):
-    """Hyena's frame: W_o(x0 ⊙ mixer(v ⊙ x1)), where v, x1, x0 = filter of 3 (W_3H z).
-
-    The causal window of App. F, (x_{t-2}, x_{t-1}, x_t) with zeros to the left of the text, stands
-    here twice: in the filter, per channel, and inside GrilMixer (gril.window, causal). The target
-    x_{t+1} is in neither. The mixer has no norm and no residual of its own.
-    """
-    writes = "W_o"
-
-    def __init__(self, H, mixer):
-        super().__init__()
-        self.W_3H = nn.Linear(H, 3 * H, bias=False)
-        self.conv, self.mixer = CausalConv(3 * H, 3), mixer
-        self.W_o = nn.Linear(H, H, bias=False)
-        nn.init.normal_(self.W_3H.weight, std=(3 / H) ** 0.5)               # filters start at 1/√3
-
-    def run(self, z, state=None):
-        past, inner = state or (None, None)
-        y, past = self.conv.run(self.W_3H(z), past)                         # of t-2, t-1 and t
-        v, x1, x0 = y.chunk(3, -1)                                          # (B, T, H) each
-        y, inner = self.mixer.run(v * x1, inner)
-        return self.W_o(x0 * y), (past, inner)
-
-
 def models():
     """The rows of baselines.MODELS, and two variants of GRIL's.
 
     The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as its window.
     What the window alone is worth shows without the frame: gril_alone against linear_attention, a
-    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame. S5 and LRU stand in the
-    frame, too, as Hyena-S5 in the paper's table; the others bring their own.
+    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame, and filtered
+    the same after short filters, the control of what a window adds. S5 and LRU stand in the frame
+    with the gated units of their papers, which makes them other models than the paper's Hyena-S5;
+    the others bring their own.
     """
     gril = MODELS["gril"]
     return {**offered("lm"), "gril_w1": gril._replace(lm=dict(framed=True, w=1)),
