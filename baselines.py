@@ -1,4 +1,4 @@
-"""The other sequence models of the comparison (Fig. 3C, App. B.3), each in its minimal honest form.
+"""The other sequence models: those of the paper's comparison (Fig. 3C, App. B.3), and three more.
 
 All are gril.Mixer: run(x, state) -> (y, state) for a stretch, step for one token of a stream.
 
@@ -14,9 +14,9 @@ All are gril.Mixer: run(x, state) -> (y, state) for a stretch, step for one toke
                   make, recipe: networks for the in-context tasks, and their rates and sizes
 
 Letters are those of each paper: x is the state and u the input in S5, h the state and x the input
-in Mamba and Griffin. H is the width, P and N are state sizes, J blocks. Every diagonal recurrence
-is gril.scan, linear attention is gril_chunk; at T = 1 those are the recurrence z = a z + b itself,
-so a step is a run over one token.
+in Mamba and Griffin. H is the width, P and N are state sizes, J blocks. Diagonal recurrences run on
+machine/scan.py; linear attention is a masked product up to 64 tokens, gril_chunk beyond; DeltaNet
+is a loop. A step is a run over one token.
 
 Layers and starts are as published. What stays different:
 
@@ -25,7 +25,8 @@ Layers and starts are as published. What stays different:
   S5          causal, where S5 reads Long Range Arena in both directions; the exact GELU, where
               its code has the tanh approximation; B and C normal, not truncated
   LRU         half of each conjugate pair, as S5, with a C that makes its variance theirs
-  attention   rotary positions on whole heads, where Griffin's turn half of each
+  attention   rotary positions on whole heads, where Griffin's turn half of each; the transformer is
+              pre-norm with a GELU, where Vaswani's is post-norm with a ReLU and sinusoids
   Griffin     no reset at t = 0, where its code takes h = i ⊙ x, without √(1 - a²)
   Longhorn    the block is Mamba's, with its start of W_Δ
   DeltaNet    a loop over tokens, not their chunks: for the short prompts of in-context tasks
@@ -80,9 +81,9 @@ class CausalConv(Mixer):
 class Gated(Mixer):
     """Hyena's frame: W_o(x0 ⊙ mixer(v ⊙ x1)), where v, x1, x0 = filter of 3 (W_3H z).
 
-    The causal window of App. F, (x_{t-2}, x_{t-1}, x_t) with zeros to the left of the text, stands
-    here twice: in the filter, per channel, and inside GrilMixer (gril.window, causal). The target
-    x_{t+1} is in neither. The mixer has no norm and no residual of its own.
+    The causal window of App. F, (x_{t-2}, x_{t-1}, x_t) with zeros to the left of the text, is
+    GrilMixer's (C_v, C_k, C_u in gril_chunk). The filter in front reaches as far, so that a layer
+    sees x_{t-4} … x_t; the target x_{t+1} is in neither. The mixer has no norm and no residual.
     """
     writes = "W_o"
 
@@ -136,8 +137,8 @@ class GatedRecurrent(Mixer):
     """Linear attention by a gated recurrent network (Zucchet et al. 2023), set to gradient descent.
 
     h_t = h_{t-1} + W_1 c_t ⊙ W_2 c_t,  o_t = D (W_3 h_t ⊙ W_4 c_t)  on tokens c = [x_t, y_t,
-    x_{t+1}] with a state of f² numbers: all that a layer of f² gated units has to do is select the
-    products y_i x_j, and W_3 alone has f⁴ weights for it (Sec. 4.5).
+    x_{t+1}] with a state of f² numbers. W_1 and W_2 select the factors of y_i x_j, W_4 those of the
+    query; W_3, dense in such a network and here the identity, has f⁴ weights (Sec. 4.5).
     """
 
     def __init__(self, f, eta, N):
@@ -228,13 +229,13 @@ class LRU(DiagonalSSM):
 
     def __init__(self, H, P=None, r_min=0.0, r_max=1.0, max_phase=2 * math.pi):
         n = divide(P or H, 2, "LRU: state size P in conjugate pairs")
-        B = torch.randn(n, H, dtype=torch.cfloat) / math.sqrt(H)            # Re and Im ½ each
-        C = torch.randn(H, n, dtype=torch.cfloat) / math.sqrt(2 * n)        # half of theirs: 2 Re
+        B = torch.randn(n, H, dtype=torch.cfloat) / math.sqrt(H)            # Re, Im: 1/(2H) each
+        C = torch.randn(H, n, dtype=torch.cfloat) / math.sqrt(2 * n)        # for 2 Re
         super().__init__(B, C)
-        radius = torch.empty(n).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)      # |Λ̄|²
-        self.nu = nn.Parameter((-0.5 * radius.log()).log())
+        squared = torch.empty(n).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)     # |Λ̄|²
+        self.nu = nn.Parameter((-0.5 * squared.log()).log())
         self.theta = nn.Parameter((max_phase * torch.rand(n)).clamp(min=1e-6).log())
-        self.log_gamma = nn.Parameter(0.5 * (1 - radius).log())
+        self.log_gamma = nn.Parameter(0.5 * (1 - squared).log())
         self.glu = nn.Linear(H, 2 * H)                                      # W_1 and W_2
 
     def unit(self, g):
@@ -248,7 +249,7 @@ class LRU(DiagonalSSM):
 # ---------------------------------------------------------------------------------------- 3. Mamba
 
 class Mamba(Mixer):
-    """Mamba (Gu & Dao 2023, Fig. 3): W_out (SSM(x) ⊙ SiLU(z)), x = SiLU(conv(·)), x and z = W_in.
+    """Mamba (Gu & Dao 2023, Fig. 3): W_out (SSM(SiLU(conv(x))) ⊙ SiLU(z)), x and z halves of W_in.
 
     The selective SSM (their Algorithm 2): h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t x_t B_tᵀ,
     y_t = h_t C_t + D ⊙ x_t; h is E × N; Δ, B, C from x_t. The write is their code's Δ B, the first
@@ -282,17 +283,17 @@ class Mamba(Mixer):
         with full_precision(x.device.type):
             x, Delta, B, C = (v.to(self.D.dtype) for v in (x, Delta, B, C))
             h = x.new_zeros(len(x), x.shape[2], self.N) if h is None else h     # (B, E, N)
-            y, h = self.scan(x, self.step_size(Delta, B), B, C, h)
+            y, h = self.selective(x, self.step_size(Delta, B), B, C, h)
             y = y + self.D * x                                              # (B, T, E)
         return self.W_out(y * F.silu(z)), (h, past)
 
-    def step_size(self, Delta, B):
-        return F.softplus(Delta)
+    def step_size(self, logit, B):
+        return F.softplus(logit)
 
     def gate(self, Delta, B):
         return (Delta * -self.A_log.exp()).exp()                            # (B, T, E, N)
 
-    def scan(self, x, Delta, B, C, h):
+    def selective(self, x, Delta, B, C, h):
         """The selective SSM but for D ⊙ x, a chunk of steps at a time.
 
         The T · E · N states never exist at once: a chunk of them fits the cache, and the backward
@@ -316,9 +317,10 @@ class Mamba(Mixer):
 class Longhorn(Mamba):
     """Longhorn (Liu et al. 2024; App. G): Mamba's block around an online learner, key k, query q.
 
-    Each channel x of the block is regressed on k by the implicit step of min ‖s - s_{t-1}‖² +
-    β (sᵀk - x)²: h_t = (1 - Δ_t k_t²) ⊙ h_{t-1} + Δ_t x_t k_t, their diagonal form, with
-    Δ = β / (1 + β ‖k‖²), β = σ(·) of the input. k and q are Mamba's B and C.
+    Each channel x of the block is regressed on k. The implicit step of min ‖h - h_{t-1}‖² +
+    β (hᵀk - x)² is (I - Δ k kᵀ) h_{t-1} + Δ x k with Δ = β / (1 + β ‖k‖²), and tasks.longhorn takes
+    it; here, as published, k kᵀ is replaced by its diagonal: h_t = (1 - Δ k²) ⊙ h_{t-1} + Δ x k.
+    β = σ(·) of the input; k and q are Mamba's B and C.
     """
     recurrent = ("D",)
 
@@ -326,8 +328,8 @@ class Longhorn(Mamba):
         super().__init__(H, **sizes)
         del self.A_log                                                      # forgets by k alone
 
-    def step_size(self, Delta, k):
-        beta = Delta.sigmoid()
+    def step_size(self, logit, k):
+        beta = logit.sigmoid()
         return beta / (1 + beta * k.square().sum(-1, keepdim=True))
 
     def gate(self, Delta, k):
@@ -413,11 +415,12 @@ class DeltaNet(Mixer):
 
 
 class Filtered(GrilMixer):
-    """What the window is, as a control: GRIL with w = 1 on v, k, u that went through filters.
+    """A control: GRIL with w = 1 on v, k, u that went through short filters, instead of a window.
 
     With Q = a bᵀ the cross-product C_v Q C_kᵀ is (C_v a)(C_k b)ᵀ, the outer product of a filtered
     value and a filtered key, read with the filtered C_u q: a GRIL of rank one is linear attention
-    after three short causal filters. These are per channel, as are those of other models.
+    after three filters, each shared by the channels of a head. Here each channel has its own, so
+    that Filtered contains every GRIL of rank one, and none of higher rank.
     """
 
     def __init__(self, H, P, J, w=3, **options):
@@ -577,7 +580,7 @@ class Model(NamedTuple):
     layer: Callable = None              # layer(H, dropout=…, **numbers), if not Block(mixer)
     norm: bool = False                  # one more before the read-out
     in_context: dict = dict(default=sizes())        # by recipe; also tokens and layer, see make
-    lra: dict = {}                      # numbers instead of the recipe's; depth: for one of GRIL's
+    lra: dict = {}                      # numbers instead of the recipe's; depth: layers for GRIL's
     lm: dict = {}                       # numbers, too; framed: it stands in Hyena's frame
 
     def given(self, numbers):

@@ -440,7 +440,7 @@ class NonlinearGRIL(PromptLayer):
         self.gate = nn.Linear(f, f)
 
     def unit(self, y):
-        return y * self.gate(F.gelu(y)).sigmoid()               # y ⊙ σ(W GELU(y))
+        return y * self.gate(F.gelu(y)).sigmoid()               # y ⊙ σ(W GELU(y) + b)
 
     def run(self, s, form):
         return self.unit(self.linear.run(s, form))              # (B, T, f)
@@ -549,7 +549,8 @@ def construct_multistep(layer, eta, N, W0=None, weight_decay=0.0):
 def construct_softmax(model, eta, N):
     """App. A.6: the error of cross-entropy takes the place of y, the weights stay as they are.
 
-    With the paper's r = p - y, Z would be the gradient and β = -η/N; the tokens here are y - p.
+    The softmax is in the tokens: tasks.SoftmaxClassification.tokens makes y - p, at W = 0. With the
+    paper's r = p - y, Z would be the gradient and β = -η/N.
     """
     construct_multivariate(model.linear, eta, N)
     return model
@@ -563,7 +564,10 @@ def construct_binary(model, eta, N):
 
 
 def gd_dagger(model, eta, N):
-    """GD† (Fig. 3B, 4): all but β frozen at gradient descent. A departure: β trains."""
+    """GD† (Fig. 3B, 4): the recurrence is frozen at gradient descent, the MLP or gate trains.
+
+    A departure: β trains, too.
+    """
     several = isinstance(model.linear, MultistepGRIL)
     (construct_multistep if several else construct_multivariate)(model.linear, eta, N)
     for name, weight in model.linear.named_parameters():

@@ -1,6 +1,6 @@
 """A GRIL language model (App. F): WikiText-103 at the paper's size; on a laptop, any text.
 
-  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP; the causal window; other mixers
+  1. model        x + W_o(x0 ⊙ GRIL(v ⊙ x1)), then x + MLP (causal window: gril_chunk); other mixers
   2. tasks        blocks, loss, perplexity, as train.py asks for them: LM
   3. generation   one token at a time, each at the same cost however long the text
   4. commands     prepare (files/tokens.py, where GPT-2's byte pairs are, too) and generate

@@ -200,6 +200,10 @@ def test_gd_dagger_freezes_the_recurrence_and_trains_the_rest():
         trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         assert "linear.beta" in trainable and len(trainable) > 1
         assert not trainable & {"linear.Q", "linear.q", "linear.A"}
+        step = model.linear.Q.reshape(-1, 3, 3)[0], model.linear.q, model.linear.A.unique()
+        for weight, aim in zip(step, (torch.outer(*torch.eye(3)[[1, 0]]), torch.eye(3)[2], 1)):
+            assert (weight == aim).all()
+        assert (5 * model.linear.beta == 1).all()
         width = 7 if isinstance(model, ClassifierGRIL) else 4
         model(seeded(2, 11, width, dtype=f32)).square().mean().backward()
         assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

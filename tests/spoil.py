@@ -54,7 +54,11 @@ def spoil(file, name):
         found = type(found)(spoiled(found.__func__))
     else:
         found = worse(found)
+    original = vars(owner).get(name)
     setattr(owner, name, found)
+    for table in vars(owner).values():                          # such as gril.FORMS
+        if isinstance(table, dict):
+            table.update({key: found for key, value in table.items() if value is original})
 
 
 if __name__ == "__main__":
