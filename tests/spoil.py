@@ -56,9 +56,12 @@ def spoil(file, name):
         found = worse(found)
     original = vars(owner).get(name)
     setattr(owner, name, found)
-    for table in vars(owner).values():                          # such as gril.FORMS
-        if isinstance(table, dict):
-            table.update({key: found for key, value in table.items() if value is original})
+    for table in vars(owner).values():                          # such as gril.FORMS, FIGURES
+        for key, value in table.items() if isinstance(table, dict) else ():
+            if value is original:
+                table[key] = found
+            elif isinstance(value, functools.partial) and value.func is original:
+                table[key] = functools.partial(found, *value.args)
 
 
 if __name__ == "__main__":
