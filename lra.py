@@ -288,7 +288,7 @@ class ListOps(Arena):
     paper_parameters, paper_accuracy = 0.26e6, 62.40
     options = dict(Arena.options, short=Option(False, "rows of 20 to 256 tokens by LRA's rules"))
     recipes = dict(
-        tiny=dict(TINY, steps=1500, warmup=100, lr=4e-3, length=256, r_max=0.999, short=True),
+        tiny=dict(TINY, steps=8000, warmup=300, lr=4e-3, length=256, r_max=0.999, short=True),
         paper=dict(PAPER, layers=6, H=128, P=32, J=8, steps=300_000, warmup=30_000, lr=2e-3,
                    recurrent_lr=5e-4, length=2048, r_min=0.0))
     places = "listops", "lra_release/listops-1000", "lra_release/lra_release/listops-1000"

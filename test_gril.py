@@ -787,6 +787,13 @@ def test_stacked_blocks_streamed_equal_their_parallel_forward(form, gate_name, w
     agree(1e-11, after=(y, expected))
 
 
+def test_the_block_adds_its_mixer_to_what_it_normed():
+    block, x = Block(GrilMixer(8, 8, 2), 8).to(f64), seeded(2, 9, 8)
+    x_0 = x - x.mean(-1, keepdim=True)
+    normed = x_0 / (x_0.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    agree(1e-12, y=(block(x), x + block.mixer(normed)))
+
+
 @pytest.mark.parametrize("gate_name", ("real", "complex"))
 def test_block_forms_agree_in_outputs_and_gradients(gate_name):
     x, expected = seeded(2, 50, 8).requires_grad_(), None

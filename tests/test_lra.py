@@ -1187,6 +1187,7 @@ def test_the_head_reads_the_mean_over_a_document():
     tokens, lengths = torch.tensor([[5, 6, 9, 0], [7, 7, 8, 9]]), torch.tensor([3, 4])
     mean = torch.stack([network.embed.weight[row].mean(0) for row in ([5, 6, 9], [7, 7, 8, 9])])
     assert (head_input(network, tokens, lengths) - mean).abs().max() < 1e-12
+    assert (network(tokens, lengths) - network.head(mean)).abs().max() < 1e-12
 
 
 def test_two_documents_meet_as_both_difference_and_product(tmp_path):
