@@ -464,7 +464,7 @@ def short(tmp_path, task, steps, *more):
 @pytest.mark.parametrize("task, steps, bound, more", (
     ("nd_regression", 500, 1.01, ()), ("scalar_regression", 800, 1.03, ()),
     ("multistep_regression", 600, 1.05, ("--f", "5")), ("nonlinear_regression", 500, 1.00, ()),
-    ("binary_classification", 1200, 1.05, ("--f", "5")),
+    pytest.param("binary_classification", 1200, 1.05, ("--f", "5"), marks=pytest.mark.slow),
     ("softmax_classification", 1200, 1.05, ("--f", "5"))))
 def test_a_short_run_reaches_gradient_descent(tmp_path, task, steps, bound, more):
     result = short(tmp_path, task, steps, *more)

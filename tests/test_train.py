@@ -266,8 +266,8 @@ def whole(toy, data, tmp_path_factory):
 
 @pytest.mark.parametrize("name, faults", (
     ("toy", "loss 14, validate 2, fsync 5, fsync 4, replace 4, loss 15"),
-    ("stateful", "loss 14, validate 2, fsync 5, replace 4"),
     *(pytest.param(*row, marks=pytest.mark.slow) for row in (
+        ("stateful", "loss 14, validate 2, fsync 5, replace 4"),
         ("turns", "loss 27, validate 2"), ("prompt", "loss 31, validate 1, fsync 3, replace 3"),
         ("listops", "loss 14, validate 2, fsync 5, replace 4"),
         ("text", "validate 3, fsync 4, loss 12, replace 5")))))
