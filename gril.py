@@ -367,7 +367,9 @@ class MultistepGRIL(PromptLayer):
     def walk(self, C, r, form):
         """W_L r for read-outs r (B, T, f), from the top layer down, so that no W_l is formed:
 
-        W_l r = β_l Z_l r + W_{l-1} (r - ηλ r - β_l Z̃_l r)  is again a matrix times a vector.
+        W_l r = β_l Z_l r + W_{l-1} (r - ηλ r - β_l Z̃_l r)
+
+        is the update above, applied to r: what is left for W_{l-1} is again a vector.
         """
         o = 0
         for l in reversed(list(range(len(self.Q))) * self.loops):
