@@ -39,8 +39,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gril import Block, GrilMixer, Mixer, full_precision, gril_chunk, scan
+from gril import Block, GrilMixer, Mixer, gril_chunk
 from machine.errors import known
+from machine.scan import full_precision, scan
 
 
 # --------------------------------------------------------------------------------------- 1. shared
@@ -320,7 +321,7 @@ class Longhorn(Mamba):
     Each channel x of the block is regressed on k. The implicit step of min ‖h - h_{t-1}‖² +
     β (hᵀk - x)² is (I - Δ k kᵀ) h_{t-1} + Δ x k with Δ = β / (1 + β ‖k‖²), and tasks.longhorn takes
     it; here, as published, k kᵀ is replaced by its diagonal: h_t = (1 - Δ k²) ⊙ h_{t-1} + Δ x k.
-    β = σ(·) of the input; k and q are Mamba's B and C.
+    β = σ(·) of the input; k and q are Mamba's B and C, and the update is its scan_chunk's.
     """
     recurrent = ("D",)
 

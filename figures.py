@@ -7,20 +7,17 @@
 
   fig2               one layer is gradient descent: loss, scales, weights       Fig. 2
   fig3               more steps, and sine targets                               Fig. 3 A, B
-  fig4               three-class softmax, N = 10                                Fig. 4
   two_layer_weights  what two layers learn                                      Fig. 5 (App. B)
-  binary_10, softmax_10, binary_100, softmax_100                                Fig. 7 to 10
+  binary_10, softmax_10, binary_100, softmax_100                                Fig. 4, 7 to 10
   ablations          without window, without read-out                           Tables of App. C
   second_order       Newton's step beside gradient descent                      Table of App. C
   state              the state growing toward W, beside online learners         (not in the paper)
   how                one prompt: window, cross-product, state, read-out         Fig. 1
   forms              what each form of the recurrence keeps, measured           (not in the paper)
   prompt             a moving picture of one prompt (GIF)                       (not in the paper)
-  fig3c              the other sequence models, scalar regression               Fig. 3 C
-  nd_comparison      the same, multivariate                                     Fig. 6 (App. B)
-  leaving_zero       from which width on they find nothing better than zero     (not in the paper)
-  candidates         the paper's strong ones, at its sizes, a tenth of its steps
-  model_comparison   Griffin, Mamba and S5 at several sizes                     Table of App. B.3
+  fig3c, fig3c_raw   the other sequence models, scalar regression               Fig. 3 C
+  leaving_zero       the same, multivariate: who beats answering zero, and when Fig. 6 (App. B)
+  candidates         the paper's strong ones, a tenth of its steps              Table 3
   reach              a trained layer at other scales and prompt lengths         (not in the paper)
   parameters         what grows as f², what as f⁴                               (Sec. 4.5)
   lra                Long Range Arena at a laptop's size, five models           (Sec. 5.4)
@@ -44,8 +41,7 @@ import torch
 import train
 from gril import GRIL, construct_multivariate
 from pictures import page
-from pictures.comparisons import (candidates, fig3c, gates, leaving_zero, lra, model_comparison,
-                                  nd_comparison, wikitext2)
+from pictures.comparisons import candidates, fig3c, gates, leaving_zero, lra, wikitext2
 from pictures.drawings import forms, how, prompt
 from pictures.limits import parameters, reach
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
@@ -242,8 +238,7 @@ def two_layer_weights(quick):
 
 # ------------------------------------------------------------- classification, Fig. 4, Fig. 7 to 10
 
-CLASSIFICATION = {"fig4": ("softmax", 10),
-                  "binary_10": ("binary", 10), "softmax_10": ("softmax", 10),
+CLASSIFICATION = {"binary_10": ("binary", 10), "softmax_10": ("softmax", 10),
                   "binary_100": ("binary", 100), "softmax_100": ("softmax", 100)}
 ALIKE = {"cosine": "cosine of\nsensitivities", "prediction_l2": "L2 of logits",
          "sensitivity_l2": "L2 of\nsensitivities"}
@@ -407,8 +402,8 @@ def implied(layer, s):
 
 FIGURES = {figure.__name__: figure for figure in (
     how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, state, fig3c,
-    nd_comparison, leaving_zero, candidates, model_comparison, reach, parameters, lra, gates,
-    wikitext2)}
+    leaving_zero, candidates, reach, parameters, lra, gates, wikitext2)}
+FIGURES["fig3c_raw"] = partial(fig3c, raw=True)
 FIGURES |= {name: partial(classification, name) for name in CLASSIFICATION}
 
 

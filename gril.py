@@ -70,7 +70,7 @@ def gril_loop(C_v, C_k, C_u, Q, q, A, Z0=None):
     C_v, C_k, C_u, Q, q, A, Z = _prepare(C_v, C_k, C_u, Q, q, A, Z0)
     A = 1 if A is None else A
     for C_v, C_k, C_u in zip(C_v.unbind(1), C_k.unbind(1), C_u.unbind(1), strict=True):
-        Z = A * Z + C_v @ Q @ C_k.mT                                        # (B, J, d, m)
+        Z = A * Z + C_v @ Q @ C_k.mT                                        # Eq. 10, (B, J, d, m)
         o = Z.real @ (C_u @ q)                                              # (B, J, d, 1)
         outputs.append(o[..., 0])
     return torch.stack(outputs, 1).to(dtype), Z
@@ -129,8 +129,9 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
         M_t = γ M_{t-1} + v_{t-1} κ_tᵀ    with one key    κ_t = K̃_{t,0} + γ K̃_{t-1,1}
 
     For any w a token enters M once, w-1 steps late, with κ_t = Σ_i γ^i K̃_{t-i,i}: M is linear
-    attention with a constant gate. The tokens of the window itself are read beside it; so is what
-    enters just now, whose γ⁰ would else leave the gate a gradient of rounding errors.
+    attention with a constant gate. The tokens of the window itself are read beside it, and so is
+    what enters just now: its power is γ⁰, but as γ^{t-c} γ^{c-t} in the product below its gradient
+    by γ, which is zero, would be a difference of two large numbers.
 
     Chunks. Around the middle c of a chunk of L tokens γ^{t-s} = γ^{t-c} γ^{c-s}: one product of
     read-outs γ^{t-c} r_t and keys γ^{c-s} κ_s. From chunk to chunk M is carried, γ^L M + what the
@@ -369,7 +370,8 @@ class MultistepGRIL(PromptLayer):
 
         W_l r = β_l Z_l r + W_{l-1} (r - ηλ r - β_l Z̃_l r)
 
-        is the update above, applied to r: what is left for W_{l-1} is again a vector.
+        is the update above, applied to r: what is left for W_{l-1} is again a vector. Two layers
+        without decay from W_0 = 0: W_2 r = β_2 Z_2 r + β_1 Z_1 (r - β_2 Z̃_2 r).
         """
         o = 0
         for l in reversed(list(range(len(self.Q))) * self.loops):
@@ -599,8 +601,8 @@ class Mixer(nn.Module):
 class GrilMixer(Mixer):
     """The recurrence between projections (App. D): (B, T, H) -> (B, T, H), causal.
 
-    u = W_in z;  causal windows C_v, C_k, C_u over W_v u, √(1-|λ|²) W_k u and u;
-    Z = λ ⊙ Z + C_v Q C_kᵀ, o = β Re(Z) C_u q in each of J blocks, with a state of (P/J) × (P/J);
+    u = W_in z;  causal windows C_v, C_k, C_u over W_v u, √(1-|λ|²)/√h W_k u and u, h = P/J;
+    Z = λ ⊙ Z + C_v Q C_kᵀ, o = β Re(Z) C_u q in each of J blocks, with a state of h × h;
     y = GELU(W_out o + D ⊙ z);  W_1 y ⊙ σ(W_2 y).
     2H² + 2PH + 2P² parameters, and a few per channel. λ is the LRU's, one per key channel.
     """

@@ -557,7 +557,7 @@ def gradient_descent(etas, residual=lambda prediction, y: y - prediction, link=l
 
 
 def newton(x, y, x_query, step=1.0):
-    """One Newton-Raphson step from zero, W = -∇L(0) H⁻¹ with H = Σ x xᵀ/N: that is least squares.
+    """App. C.3: a Newton-Raphson step from zero, W = -∇L(0) H⁻¹, H = Σ x xᵀ/N: least squares.
 
     Where N < f, its solution of least norm.
     """
@@ -649,7 +649,7 @@ def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
 
     predictors: name -> f(batch, x_query) -> prediction. The first is compared with each of the
     others: by the distance of predictions, and by ∂ŷ/∂x_query, the whole Jacobian as one vector,
-    its cosine and its distance, averaged over tasks.
+    its cosine ⟨a, b⟩ / (‖a‖ ‖b‖) and its distance, averaged over tasks.
     """
     generator = torch.Generator(device).manual_seed(seed)
     trained = next(iter(predictors))

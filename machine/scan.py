@@ -1,6 +1,7 @@
 """The scan z_t = a_t ⊙ z_{t-1} + b_t (Eq. 1), a cumulative sum with a gate, and its arithmetic.
 
-Every diagonal recurrence here runs through it: GRIL's, S5's, the LRU's, Mamba's and Griffin's.
+S5, LRU, Mamba, Longhorn and Griffin run through it, and GRIL's form scan; its shortcuts, query and
+chunk, have their own arithmetic, below.
 """
 from contextlib import nullcontext
 from functools import reduce

@@ -11,7 +11,8 @@ import torch
 from matplotlib.animation import PillowWriter
 
 import train
-from gril import GrilMixer, scan, window
+from gril import GrilMixer, window
+from machine.scan import scan
 from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, bars, finish, place, print_table
 from pictures.trained import runs
 from tasks import NdRegression, gradient_descent
