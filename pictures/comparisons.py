@@ -210,7 +210,7 @@ def beside_zero(ax, results):
     ax.set_xlabel("optimiser step")
 
 
-CANDIDATES = {          # the paper's strong ones, in sizes whose 30,000 steps take two hours at most
+CANDIDATES = {          # the paper's strong ones; 30,000 steps of each take two hours at most
     "transformer, 2 layers of 128": dict(model="transformer", width=128),
     "Mamba + LP, 2 layers of 64": dict(model="mamba_lp", width=64, layers=2),
     "Griffin + LP, 2 layers of 96": dict(model="griffin_lp", width=96, layers=2, heads=4)}
