@@ -18,14 +18,16 @@
   fig3c, fig3c_raw   the other sequence models, scalar regression               Fig. 3 C
   leaving_zero       the same, multivariate: who beats answering zero, and when Fig. 6 (App. B)
   candidates         the paper's strong ones, a tenth of its steps              Table 3
+  protocol           the paper's 300,000 steps, whole, for every in-context task
   reach              a trained layer at other scales and prompt lengths         (not in the paper)
   parameters         what grows as f², what as f⁴                               (Sec. 4.5)
   lra                Long Range Arena at a laptop's size, five models           (Sec. 5.4)
   gates              real or complex gates, one block or many                   (not in the paper)
   wikitext2          a small language model, eight mixers                       (Sec. 5.4)
 
-Here are the paper's own, and state; pictures/ has the others. Runs are kept under runs/figures and
-used again; delete a folder there to run it anew. GRIL_WORKERS (default 2) train at a time.
+Here are the paper's own, and state; pictures/ has the others. Runs are kept under runs/figures, and
+those of comparisons in docs/runs.jsonl, and used again; delete a folder, or a line, to run it anew.
+GRIL_WORKERS (default 2) train at a time.
 """
 import argparse
 import math
@@ -41,7 +43,8 @@ import torch
 import train
 from gril import GRIL, construct_multivariate
 from pictures import page
-from pictures.comparisons import candidates, fig3c, gates, leaving_zero, lra, wikitext2
+from pictures.comparisons import (candidates, fig3c, gates, leaving_zero, lra, protocol,
+                                  wikitext2)
 from pictures.drawings import forms, how, prompt
 from pictures.limits import parameters, reach
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
@@ -402,7 +405,7 @@ def implied(layer, s):
 
 FIGURES = {figure.__name__: figure for figure in (
     how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, state, fig3c,
-    leaving_zero, candidates, reach, parameters, lra, gates, wikitext2)}
+    leaving_zero, candidates, protocol, reach, parameters, lra, gates, wikitext2)}
 FIGURES["fig3c_raw"] = partial(fig3c, raw=True)
 FIGURES |= {name: partial(classification, name) for name in CLASSIFICATION}
 

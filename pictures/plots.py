@@ -91,6 +91,9 @@ def minutes(results):
 
 
 def metrics(result):
+    """The rows of a run's metrics.csv, or of its line in docs/runs.jsonl."""
+    if "curves" in result:
+        return [dict(zip(result["curves"], row)) for row in zip(*result["curves"].values())]
     with open(result["folder"] / "metrics.csv", newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 

@@ -1,7 +1,9 @@
 """Runs that figures share: trained once, kept under runs/figures and used again.
 
 Delete a folder there to run it anew. GRIL_WORKERS (default 2) is how many train at a time, each on
-one core.
+one core. Of the comparisons, which take hours, docs/runs.jsonl keeps what every run came to and its
+curves, without the weights, so that their tables and pictures can be made again at once; without a
+run's line there it is trained anew.
 """
 import json
 import multiprocessing
@@ -16,53 +18,81 @@ import train
 from files.runs import MACHINE, read_json
 from machine.errors import Missing
 from machine.options import flag
+from pictures.plots import IMAGES, metrics
 from tasks import TASKS
 
 DEFAULTS = dict(f=10, n=10, model="gril", report_tokens=0)      # not in names: figures share runs
 QUICK = dict(steps=20, batch=32, tasks=200)                     # an in-context task; one with files
 QUICK_FILES = dict(steps=4, batch=2, length=32, warmup=1, evaluate_every=2)
+KEPT = IMAGES.parent / "runs.jsonl"
+CURVES = "step", "train_loss", "loss", "gd_loss", "accuracy", "bits", "perplexity"
 CODE = ("gril.py", "baselines.py", "tasks.py", "lra.py", "lm.py", "train.py", "files/*.py",
         "machine/*.py")                         # on which a run depends
 
 
-def runs(settings, quick, sweep=False):
+def runs(settings, quick, sweep=False, keep=False):
     """Results of several trainings, GRIL_WORKERS at a time; one that is there is read, not run.
 
     In a sweep of rates a run may diverge, which its result says; elsewhere that is an error.
     """
-    jobs = [job(options, quick) for options in settings]
-    kept = {folder: options for folder, options in jobs if (folder / "result.json").exists()}
-    missing = {folder: options for folder, options in jobs if folder not in kept}.items()
-    check(kept.items())
+    jobs = dict(job(options, quick) for options in settings)
+    there = {folder: found for folder in jobs if (found := result(folder, keep))}
+    check(jobs, there)
+    missing = [(folder, options) for folder, options in jobs.items() if folder not in there]
     if quick:
         list(map(run, missing))
     elif missing:
         workers = int(os.environ.get("GRIL_WORKERS", 2))
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             list(tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80))
-    results = []
-    for folder, _ in jobs:
-        results.append(dict(read_json(folder / "result.json"), folder=folder))
-        if "diverged" in results[-1] and not sweep:
-            raise Missing(f"{folder}: {results[-1]['diverged']}")
-    return results
+    there |= {folder: result(folder) for folder, _ in missing}
+    if keep and not quick:
+        store(there.values())
+    for folder in jobs:
+        if "diverged" in there[folder] and not sweep:
+            raise Missing(f"{folder}: {there[folder]['diverged']}")
+    return [there[job(options, quick)[0]] for options in settings]
 
 
-def check(kept):
+def result(folder, keep=False):
+    """What a run came to, from its folder or, of those that are kept, from docs; None if neither."""
+    if (folder / "result.json").exists():
+        return dict(read_json(folder / "result.json"), folder=folder)
+    return kept().get(folder.name) if keep else None
+
+
+def kept():
+    """name -> result of the runs in docs, the curves in it."""
+    lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
+    return {r["folder"]: dict(r, folder=Path("runs/figures", r["folder"]))
+            for r in map(json.loads, lines)}
+
+
+def store(results):
+    """A line for each new run at the end of docs/runs.jsonl, the curves with five digits."""
+    new = [r for r in results if r["folder"].name not in kept()]
+    with open(KEPT, "a", encoding="utf-8") as file:
+        for r in new:
+            rows = [] if "diverged" in r else metrics(r)
+            curves = {name: [float(f"{float(row[name]):.5g}") for row in rows]
+                      for name in CURVES if rows and name in rows[0]}
+            file.write(json.dumps(dict(r, folder=r["folder"].name, curves=curves)) + "\n")
+
+
+def check(jobs, there):
     """Refuses runs of other numbers than would be trained now; says where the code is newer."""
     code = [path for pattern in CODE for path in Path(train.__file__).parent.glob(pattern)]
     newest = max(code, key=lambda path: path.stat().st_mtime)
     differ, older = [], []
-    for folder, options in kept:
-        result, (_, now) = folder / "result.json", train.numbers(arguments(folder, options))
-        was = read_json(result)
+    for folder, was in there.items():
+        path, (_, now) = folder / "result.json", train.numbers(arguments(folder, jobs[folder]))
         differ += [f"{folder}: {name} was {was[name]}, is {now[name]} now" for name in now
                    if name not in MACHINE and was.get(name, now[name]) != now[name]]
-        if result.stat().st_mtime < newest.stat().st_mtime:
+        if path.exists() and path.stat().st_mtime < newest.stat().st_mtime:
             older.append(str(folder))
     if differ:
-        raise Missing("\n".join(["there are runs with other numbers; delete their folders to train "
-                                 "them anew", *differ]))
+        raise Missing("\n".join(["there are runs with other numbers; delete their folders, or their "
+                                 f"lines in {KEPT.name}, to train them anew", *differ]))
     if older:
         print(f"{newest.name} is newer than these runs, which are used as they are; delete their "
               f"folders to train them anew: {' '.join(older)}", file=sys.stderr)

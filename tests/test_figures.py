@@ -9,6 +9,7 @@ import math
 import os
 import random
 import re
+import shutil
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -66,7 +67,8 @@ class InProcess:
 
 @pytest.fixture(autouse=True)
 def nothing_is_tuned(monkeypatch):
-    """Step sizes stay where the search would start."""
+    """Step sizes stay where the search would start; no run is kept in docs."""
+    monkeypatch.setattr(trained, "KEPT", plots.Path("kept.jsonl"))
     for module in (tasks, figures):
         monkeypatch.setattr(module, "tune", lambda family, start, task, **how: list(start))
     monkeypatch.setattr(trained, "ProcessPoolExecutor", InProcess)
@@ -249,6 +251,7 @@ def shown(tmp_path_factory):
             patch.chdir(tmp_path_factory.mktemp(name))
             patch.setattr(plots, "IMAGES", plots.Path("docs/images"))
             patch.setattr(trained, "run", now.make)
+            patch.setattr(trained, "KEPT", plots.Path("kept.jsonl"))
             patch.setattr(figures, "evaluate", score)
             patch.setattr("builtins.print", lambda text: printed.append(text))
             figures.main([name, "--quick"] if name in SHORT else [name])
@@ -376,6 +379,26 @@ def test_a_run_of_another_recipe_is_refused_and_newer_code_is_said(canned, monke
     with pytest.raises(Missing, match="delete .*\n.*nd_regression-model.*: warmup was 100, is 50"):
         trained.runs([BASE, dict(BASE, seed=1)], False)
     assert len(canned.made) == 1 and (done["folder"] / "result.json").exists()
+
+
+def test_a_kept_run_is_there_without_its_folder_its_curves_with_five_digits(canned, capsys):
+    (done,) = trained.runs([BASE], False, keep=True)
+    before = {key: curves([done], key) for key in ("loss", "gd_loss", "accuracy")}
+    trained.runs([BASE], False, keep=True)
+    assert len(trained.KEPT.read_text().splitlines()) == 1              # a line a run
+    shutil.rmtree(done["folder"])
+    (kept,) = trained.runs([BASE], False, keep=True)
+    assert {**kept, "curves": 0} == {**done, "folder": trained.job(BASE, False)[0], "curves": 0}
+    for key, curve in before.items():
+        np.testing.assert_allclose(curves([kept], key), curve, rtol=1e-4)
+    assert len(canned.made) == 1 and not capsys.readouterr().err
+    trained.runs([BASE], False)                                         # its weights are asked for
+    assert len(canned.made) == 2
+    with pytest.raises(Missing, match="kept.jsonl.*\n.*warmup was 7, is 100"):
+        line = json.loads(trained.KEPT.read_text())
+        trained.KEPT.write_text(json.dumps(dict(line, warmup=7)))
+        shutil.rmtree(done["folder"])
+        trained.runs([BASE], False, keep=True)
 
 
 @pytest.mark.parametrize("options", (
@@ -888,6 +911,26 @@ def test_candidates_train_for_a_tenth_of_the_papers_steps_at_the_rate_of_the_eas
     keys = "rate", "÷ zero predictor", "leaves zero at step"
     assert [tuple(row[key] for key in keys) for row in figure.tables[0].rows] == rows
     assert "10% of the paper's" in figure.tables[0].title
+
+
+def test_the_papers_protocol_stands_beside_the_default_recipe(shown):
+    figure, rows = shown("protocol"), []
+    for task in TASKS:
+        for recipe in ("paper", "default"):
+            rs = figure.found(task=task, recipe=recipe)
+            assert [r["seed"] for r in rs] == list(range(5 if task == "nd_regression" else 1))
+            rows.append({"task": task, "recipe": recipe, "steps": f"{rs[0]['steps']:,}",
+                         "batch": f"{rs[0]['batch']:,}", "loss": pm(column(rs, "loss")),
+                         "÷ GD": pm(ratios(rs, "loss", "gd_loss"), 5),
+                         "cosine": pm(column(rs, "cosine"), 6),
+                         "largest distance of Q or ΨᵀΘ": f"{max(column(rs, 'Q_distance')):.3f}",
+                         "minutes": minutes(rs)})
+    assert figure.tables[0].rows == rows and {row["steps"] for row in rows} > {"300,000"}
+    (ax,) = figure.axes
+    for line, task in zip(ax.lines, TASKS):
+        rs = figure.found(task=task, recipe="paper")
+        assert line.get_label() == task.replace("_", " ")
+        same(list(line.get_ydata()), list(curves(rs, "loss")[1] / curves(rs, "gd_loss")[1]))
 
 
 def test_reach_compares_learners_with_the_step_sizes_of_where_the_layer_trained(shown):
