@@ -28,12 +28,21 @@ from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, EmbeddedGRIL,
                   NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside, construct_binary,
                   construct_multistep, construct_multivariate, construct_scalar, construct_softmax,
                   gd_dagger, interleave)
-from machine.errors import known
+from machine.errors import known, refuse
 from machine.options import LOOP, Option
 
 
 class Task:
     """What the training loop asks of a task. In-context ones are below, others in lra.py and lm.py.
+
+      model(name)             the named network
+      stream(seed, batch, device, rank, world)    endless batches with position() and
+                              seek(position); a rank gets its share of each
+      example(batch)          a batch of shapes without numbers, on the default device
+      loss(model, batch)
+      validate(model)         a row of metrics.csv
+      report(model, seed)     the numbers of result.json
+      table(result)           these as a person reads them
 
     A task declares its own numbers as options, and takes them as keywords. A recipe names the
     numbers, of the task and of the loop, that differ from their defaults; the first recipe is the
@@ -59,33 +68,6 @@ class Task:
         changes = known("recipe", recipe, cls.recipes)
         return {name: changes.get(name, option.default)
                 for name, option in {**LOOP, **cls.options}.items()}
-
-    def model(self, name="gril"):
-        """The named network."""
-        raise NotImplementedError
-
-    def stream(self, seed, batch, device="cpu", rank=0, world=1):
-        """Endless batches with position() and seek(position); a rank gets its share of each."""
-        raise NotImplementedError
-
-    def example(self, batch):
-        """A batch of shapes without numbers, on the default device."""
-        raise NotImplementedError
-
-    def loss(self, model, batch):
-        raise NotImplementedError
-
-    def validate(self, model):
-        """A row of metrics.csv."""
-        raise NotImplementedError
-
-    def report(self, model, seed):
-        """The numbers of result.json."""
-        raise NotImplementedError
-
-    def table(self, result):
-        """result.json as a person reads it."""
-        raise NotImplementedError
 
 
 class Batch(NamedTuple):
@@ -137,22 +119,16 @@ class InContext(Task):
 
     def check_scale(self):
         dtype = torch.float64 if self.recipe["dtype"] == "float64" else torch.float32
-        scale = abs(self.scale)
-        if not scale > 0:
-            raise ValueError(f"{self.name}: --scale must be a number other than 0, "
-                             f"got {self.scale:g}")
         limits = torch.finfo(dtype)
         most = limits.max ** (1 / 12) / max(1, abs(self.weight_scale))
         least = limits.tiny ** (1 / 4)
-        if not least < scale < most:
-            wider = ""
-            if dtype == torch.float32:
-                wider = "; --dtype float64 holds more"
-            raise ValueError(
+        wider = "; --dtype float64 holds more" if dtype == torch.float32 else ""
+        refuse((self.scale == 0, f"{self.name}: --scale must be a number other than 0, got 0"),
+               (not least < abs(self.scale) < most,
                 f"{self.name}: --scale {self.scale:g} with --weight-scale {self.weight_scale:g} is "
                 f"beyond {str(dtype)[6:]}. An untrained layer's gradient is a product of up to six "
                 f"inputs, and the optimiser squares it: from {least:.0e} to {most:.0e} a scale "
-                f"fits{wider}")
+                f"fits{wider}"))
 
     # ---- data
 
