@@ -55,7 +55,7 @@ def runs(settings, quick, sweep=False, keep=False):
 
 
 def result(folder, keep=False):
-    """What a run came to, from its folder or, of those that are kept, from docs; None if neither."""
+    """What a run came to, by its folder or, if it is one that is kept, by docs; None if neither."""
     if (folder / "result.json").exists():
         return dict(read_json(folder / "result.json"), folder=folder)
     return kept().get(folder.name) if keep else None
@@ -91,8 +91,8 @@ def check(jobs, there):
         if path.exists() and path.stat().st_mtime < newest.stat().st_mtime:
             older.append(str(folder))
     if differ:
-        raise Missing("\n".join(["there are runs with other numbers; delete their folders, or their "
-                                 f"lines in {KEPT.name}, to train them anew", *differ]))
+        raise Missing("\n".join(["there are runs with other numbers; delete their folders, or their"
+                                 f" lines in {KEPT.name}, to train them anew", *differ]))
     if older:
         print(f"{newest.name} is newer than these runs, which are used as they are; delete their "
               f"folders to train them anew: {' '.join(older)}", file=sys.stderr)
