@@ -20,8 +20,8 @@ Loop, scan and query share a signature and a layout of axes; β is the caller's:
   Q (J, w, w)  q (J, n)  A broadcasts to (J, d, m); J may be 1 in any of them
 
 An in-context layer passes one window three times; the block has windows over values, keys and
-queries. Chunk and step take the tokens v, k, u (B, T, J, ·) of which these are made, for that is
-what they carry on: Z and the last w-1 tokens. A gate beyond 1 is not refused: Z grows as |A|^T.
+queries. Chunk and step take tokens v, k, u (B, T, J, ·), not windows: their state is Z and the last
+w-1 tokens, from which they make the windows. A gate beyond 1 is not refused: Z grows as |A|^T.
 
 Sign, a departure from the paper: it writes the state as +gradient in Eq. 5 and as -gradient in
 Eq. 7 (and App. A.1 mixes both, which would climb). Here the state always holds +Σ y xᵀ, minus the
@@ -69,9 +69,10 @@ def gril_loop(C_v, C_k, C_u, Q, q, A, Z0=None):
     dtype, outputs = C_v.dtype, []
     C_v, C_k, C_u, Q, q, A, Z = _prepare(C_v, C_k, C_u, Q, q, A, Z0)
     A = 1 if A is None else A
-    for C_v, C_k, C_u in zip(C_v.unbind(1), C_k.unbind(1), C_u.unbind(1), strict=True):
-        Z = A * Z + C_v @ Q @ C_k.mT                                        # Eq. 10, (B, J, d, m)
-        o = Z.real @ (C_u @ q)                                              # (B, J, d, 1)
+    steps = zip(C_v.unbind(1), C_k.unbind(1), C_u.unbind(1), strict=True)
+    for C_v, C_k, C_u in steps:
+        Z = A * Z + C_v @ Q @ C_k.mT            # the cross-product is Eq. 10, (B, J, d, m)
+        o = Z.real @ (C_u @ q)                  # only the block's gates are complex, (B, J, d, 1)
         outputs.append(o[..., 0])
     return torch.stack(outputs, 1).to(dtype), Z
 
@@ -130,8 +131,8 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
 
     For any w a token enters M once, w-1 steps late, with κ_t = Σ_i γ^i K̃_{t-i,i}: M is linear
     attention with a constant gate. The tokens of the window itself are read beside it, and so is
-    what enters just now: its power is γ⁰, but as γ^{t-c} γ^{c-t} in the product below its gradient
-    by γ, which is zero, would be a difference of two large numbers.
+    what enters just now, with power γ⁰: written as γ^{t-c} γ^{c-t}, as in the product below, its
+    gradient by γ, which is zero, would be a difference of two large numbers.
 
     Chunks. Around the middle c of a chunk of L tokens γ^{t-s} = γ^{t-c} γ^{c-s}: one product of
     read-outs γ^{t-c} r_t and keys γ^{c-s} κ_s. From chunk to chunk M is carried, γ^L M + what the
@@ -162,11 +163,12 @@ def gril_chunk(v, k, u, Q, q, log_rho, theta, state, L=16):
     def cut(x):
         return x.unflatten(2, (chunks, L))                      # (B, J, chunks, L, ·)
 
-    pasts = past.mT.split([d, m, m], -1)
+    pasts = past.mT.split([d, m, m], -1)                        # zeros at first: left padding
     whole = chunks * L
     tokens = [torch.cat([p, x.transpose(1, 2), p.new_zeros(B, J, whole - T, x.shape[-1])], 2)
               for p, x in zip(pasts, (v, k, u))]                # (B, J, w-1 + whole, ·)
-    C_v, C_k, C_u = ([x[:, :, j:j + whole] for j in range(w)] for x in tokens)      # causal windows
+    # App. F, the causal window: column j of C_t is token t-w+1+j; t-2, t-1, t for w = 3
+    C_v, C_k, C_u = ([x[:, :, j:j + whole] for j in range(w)] for x in tokens)
     r, K = mix(q, C_u), [mix(Q[:, i], C_k) for i in range(w)]   # r_t = C_u q and K̃_{t,i}
     o = young = 0
     for j in reversed(range(w)):                                # the window's own tokens, beside M
@@ -216,7 +218,7 @@ STATES = {"query": last, "loop": loop, "scan": scan}            # for layers tha
 class PromptLayer(nn.Module):
     """A layer on a prompt (B, L, f): give it run(s, form), a prediction per step (B, T, outputs).
 
-    form says how query computes the last of them: by the shortcut, or by loop or scan, in full.
+    form is how query() computes the last of them: "query", the shortcut, "loop" or "scan", in full.
     """
 
     def __init__(self, form="query"):
@@ -243,11 +245,11 @@ def interleave(x, y):
     return torch.cat([pairs, x[:, -1:]], 1)                                 # (B, 2N+1, f)
 
 
-SCALAR_VARIANTS = {             # App. C.1: what Ψ is fed, how the state is read
-    "full":       dict(product=True, query=True),
-    "no_input":   dict(product=False, query=True),
-    "no_output":  dict(product=True, query=False),
-    "neither":    dict(product=False, query=False),
+SCALAR_VARIANTS = {             # App. C.1: is Ψ fed x_t y_t, is the state read with the query?
+    "full":       dict(product=True, readout=True),
+    "no_input":   dict(product=False, readout=True),
+    "no_output":  dict(product=True, readout=False),
+    "neither":    dict(product=False, readout=False),
 }
 
 
@@ -267,7 +269,7 @@ class ScalarGRIL(PromptLayer):
         if hidden < f:
             raise ValueError(f"ScalarGRIL: {hidden} hidden cannot hold the gradient of {f} weights")
         self.Psi = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
-        if self.variant["query"]:
+        if self.variant["readout"]:
             self.Theta = nn.Parameter(torch.randn(hidden, width) / math.sqrt(width))
         else:
             self.u = nn.Parameter(torch.randn(hidden) / math.sqrt(hidden))
@@ -280,7 +282,7 @@ class ScalarGRIL(PromptLayer):
             x, y, x_next = s.split([self.f, 1, self.f], -1)
             c = torch.cat([x * y, x_next], -1)
         z = STATES[form](self.A, c @ self.Psi.mT)               # Eq. 12: z_t = A ⊙ z_{t-1} + Ψ c_t
-        r = c @ self.Theta.mT if self.variant["query"] else self.u
+        r = c @ self.Theta.mT if self.variant["readout"] else self.u
         o = (z * r).sum(-1, keepdim=True)                       # Eq. 13: o_t = β z_tᵀ Θ c_t
         return self.beta[:, None] * o                           # (B, T, 1)
 
@@ -300,11 +302,11 @@ class ScalarGRIL(PromptLayer):
 
 
 VARIANTS = {                    # App. C.2, and the window of two that qualifies "w = 3 is minimal"
-    "full":       dict(w=3, stride=2, query=True),
-    "no_window":  dict(w=1, stride=1, query=True),
-    "no_readout": dict(w=3, stride=2, query=False),
-    "neither":    dict(w=1, stride=1, query=False),
-    "w2":         dict(w=2, stride=1, query=True),
+    "full":       dict(w=3, stride=2, readout=True),
+    "no_window":  dict(w=1, stride=1, readout=True),
+    "no_readout": dict(w=3, stride=2, readout=False),
+    "neither":    dict(w=1, stride=1, readout=False),
+    "w2":         dict(w=2, stride=1, readout=True),
 }
 
 
@@ -319,7 +321,7 @@ class GRIL(PromptLayer):
         self.Q = nn.Parameter(0.05 * torch.randn(w, w) / w)     # what no loss asks for stays small
         self.A = nn.Parameter(torch.empty(f, f).uniform_(0.9, 1))
         self.beta = nn.Parameter(torch.ones(1))
-        if self.variant["query"]:
+        if self.variant["readout"]:
             self.q = nn.Parameter(torch.randn(w) / math.sqrt(w))
         else:
             self.u = nn.Parameter(torch.randn(f) / math.sqrt(f))            # reads without a query
@@ -327,7 +329,7 @@ class GRIL(PromptLayer):
     def run(self, s, form):
         C = window(s, self.variant["w"], self.variant["stride"], causal=False)  # (B, T, f, w)
         C = C[:, :, None]                                       # one state, J = 1
-        C_u, q = (C, self.q) if self.variant["query"] else column(self.u.expand(*C.shape[:2], -1))
+        C_u, q = (C, self.q) if self.variant["readout"] else column(self.u.expand(*C.shape[:2], -1))
         o, _ = FORMS[form](C, C, C_u, self.Q, q, self.A)        # (B, T, 1, f)
         return self.beta[:, None] * o[:, :, 0]                  # (B, T, f); β may be one per step
 
@@ -346,8 +348,9 @@ class MultistepGRIL(PromptLayer):
         W_l = W_{l-1} + β_l (Z_l - W_{l-1} Z̃_l) - ηλ W_{l-1}
 
     Every layer sees the same windows and has two heads, Z = Σ y xᵀ and Z̃ = Σ x xᵀ (the paper has
-    Z̃ W_{l-1}, for its W is transposed). The last term is the gradient of an L2 penalty (App. A.5),
-    ηλ is `decay`. W_0 trains, from zero. loops=k applies the stack k times.
+    Z̃ W_{l-1}, for its W is transposed). The last term is η times the gradient of an L2 penalty
+    (λ/2) ‖W‖² (App. A.5, which prints (η/N) W); ηλ is `decay`. W_0 trains, from zero. loops=k
+    applies the stack k times.
     """
     recurrent = ("A",)
 
@@ -371,13 +374,14 @@ class MultistepGRIL(PromptLayer):
         W_l r = β_l Z_l r + W_{l-1} (r - ηλ r - β_l Z̃_l r)
 
         is the update above, applied to r: what is left for W_{l-1} is again a vector. Two layers
-        without decay from W_0 = 0: W_2 r = β_2 Z_2 r + β_1 Z_1 (r - β_2 Z̃_2 r).
+        without decay from W_0 = 0: W_2 r = β_2 Z_2 r + β_1 Z_1 (r - β_2 Z̃_2 r). (By gril_query Z r
+        is of the last step alone, (B, 1, f), and only the last row of r counts.)
         """
         o = 0
-        for l in reversed(list(range(len(self.Q))) * self.loops):
+        for l in reversed(list(range(len(self.Q))) * self.loops):           # l = L … 1
             beta, (Zr, Zr_tilde) = self.beta[l][:, None], self.heads(C, r, l, form)
-            o = o + beta * Zr
-            r = r - self.decay[l] * r - beta * Zr_tilde         # the L2 term, the second head
+            o = o + beta * Zr                                   # β_l Z_l r
+            r = r - self.decay[l] * r - beta * Zr_tilde         # what is left for W_{l-1}
         return o + r @ self.W0.mT                               # (B, T, f)
 
     def heads(self, C, r, l, form):
@@ -435,16 +439,17 @@ class EmbeddedGRIL(PromptLayer):
 class NonlinearGRIL(PromptLayer):
     """App. A.4, B.4: a linear layer, then the weighted sigmoid gated unit on its output.
 
-    Eq. 2's gate o ⊙ σ(U o) in the form that B.4 takes from S5, with a GELU and a bias inside.
+    Eq. 2's o ⊙ σ(U_1 o) with a GELU and a bias inside, one of the two units of S5's code; the
+    other, g ⊙ σ(W g) with g = GELU(y), is that of its layer (baselines.S5).
     """
 
     def __init__(self, f, layers=1, form="query"):
         super().__init__(form)
         self.linear = GRIL(f) if layers == 1 else MultistepGRIL(f, layers)
-        self.gate = nn.Linear(f, f)
+        self.U = nn.Linear(f, f)
 
     def unit(self, y):
-        return y * self.gate(F.gelu(y)).sigmoid()               # y ⊙ σ(W GELU(y) + b)
+        return y * self.U(F.gelu(y)).sigmoid()                  # y ⊙ σ(U GELU(y) + b)
 
     def run(self, s, form):
         return self.unit(self.linear.run(s, form))              # (B, T, f)
@@ -471,11 +476,12 @@ class StateMLPGRIL(PromptLayer):
 class ClassifierGRIL(PromptLayer):
     """Sec. 4.4, Proposition 4.3: windows (φ(x_t), y_t - p_t, φ(x_{t+1})): Z is -gradient, Eq. 11.
 
-    Tokens of width f + K: x_t in the first f places, the error y_t - p_t at W = 0 (one-hot minus
-    1/K; ±½ when binary, K = 1) in the last K. Sharing places would do for the construction, but
-    some seeds then train into a feature map with a dead direction, in the place that holds the
-    error too. φ(x) = x + MLP(x): with the MLP alone, where the paper leaves it, three seeds of five
-    stay on a plateau of binary classification.
+    Tokens of width f + K: x_t in the first f places, the error y_t - p_t in the last K, with p at
+    W = 0 (1/K, or ½ when binary, K = 1), where the paper lets the logits produce it. So Eq. 11's
+    matrix is a block of Z: the last K rows of its first f columns. Sharing places would do for the
+    construction, but some seeds then train into a feature map with a dead direction, in the place
+    that holds the error too. φ(x) = x + MLP(x): with the MLP alone, where the paper leaves it,
+    three seeds of five stay on a plateau of binary classification.
     """
 
     def __init__(self, f, K, identity=False, form="query"):
@@ -631,8 +637,8 @@ class GrilMixer(Mixer):
         self.Q = nn.Parameter(torch.randn(J, w, w) / math.sqrt(w))
         self.q = nn.Parameter(torch.randn(J, w) / math.sqrt(w))
         self.beta = nn.Parameter(torch.full((J,), beta))
-        # The start of the LRU: λ = exp(-exp ν + i exp θ), |λ|² uniform in [r_min², r_max²], its
-        # angle in [0, max_phase].
+        # App. E.2, the start of the LRU: λ = exp(-exp ν + i exp θ), |λ|² uniform in
+        # [r_min², r_max²], its angle in [0, max_phase]; a real gate has no angle
         squared = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)
         self.nu, self.theta = nn.Parameter((-0.5 * squared.log()).log()), None
         if gate == "complex":

@@ -537,6 +537,7 @@ def newton(x, y, x_query, step=1.0):
 
     Where N < f, its solution of least norm.
     """
+    # X⁺ Y = (XᵀX)⁻¹ XᵀY = (-∇L(0) H⁻¹)ᵀ
     W = (torch.linalg.pinv(x.double()) @ y.double()).mT.to(x.dtype)         # (B, outputs, f)
     return step * (W @ x_query[..., None])[..., 0]
 
@@ -625,7 +626,7 @@ def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
 
     predictors: name -> f(batch, x_query) -> prediction. The first is compared with each of the
     others: by the distance of predictions, and by ∂ŷ/∂x_query, the whole Jacobian as one vector,
-    its cosine ⟨a, b⟩ / (‖a‖ ‖b‖) and its distance, averaged over tasks.
+    its cosine and its distance, averaged over tasks.
     """
     generator = torch.Generator(device).manual_seed(seed)
     trained = next(iter(predictors))
@@ -643,14 +644,15 @@ def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
     jacobians = {name: sensitivity(p, batch) for name, p in predictors.items()}
     return {name: dict(
         loss=losses[name] / tasks, prediction_l2=distance[name] / tasks,
-        cosine=(direction(jacobians[trained]) * direction(J)).sum(-1).mean().item(),
+        cosine=cosine(jacobians[trained], J).mean().item(),
         sensitivity_l2=(jacobians[trained] - J).norm(dim=-1).mean().item())
         for name, J in jacobians.items()}
 
 
-def direction(J):
-    """J of length 1; zero stays zero, and nothing else is too small."""
-    return F.normalize(J.double(), dim=-1, eps=1e-300)
+def cosine(a, b):
+    """App. B.1: ⟨a, b⟩ / (‖a‖ ‖b‖); of zero with anything 0, and nothing else is too small."""
+    a, b = (F.normalize(x.double(), dim=-1, eps=1e-300) for x in (a, b))
+    return (a * b).sum(-1)
 
 
 def sensitivity(predictor, batch):

@@ -230,7 +230,7 @@ def test_the_gated_unit():
     """Eq. 2 and App. B.4: y ⊙ σ(W GELU(y) + b) after the linear layer."""
     model, s = NonlinearGRIL(4).to(f64), seeded(2, 11, 4)
     y, gelu = model.linear(s), torch.nn.GELU()
-    gate = torch.einsum("btf,gf->btg", gelu(y), model.gate.weight) + model.gate.bias
+    gate = torch.einsum("btf,gf->btg", gelu(y), model.U.weight) + model.U.bias
     agree(1e-12, output=(model(s), y / (1 + torch.exp(-gate))))
 
 
