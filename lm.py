@@ -46,10 +46,9 @@ def models():
 
     The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as its window.
     What the window alone is worth shows without the frame: gril_alone against linear_attention, a
-    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame, and filtered
-    the same after short filters, the control of what a window adds. S5 and LRU stand in the frame
-    with the gated units of their papers, which makes them other models than the paper's Hyena-S5;
-    the others bring their own.
+    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame, and filtered the same
+    after short filters, the control of what a window adds. S5 and LRU stand in the frame with the
+    gated units of their papers: other models than the paper's Hyena-S5. The others bring their own.
     """
     gril = MODELS["gril"]
     return {**offered("lm"), "gril_w1": gril._replace(lm=dict(framed=True, w=1)),

@@ -268,7 +268,8 @@ def test_other_vocabularies_are_refused(tmp_path):
     refused(merges, encoder)
     refused(tmp_path / "nothing.json", merges, message="cannot read .*nothing.json")
     for damage in ("{", json.dumps(list(ids)), json.dumps(ids | {"ab": 400}),       # a hole
-                   json.dumps(ids | {"<|endoftext|>": 0, "!": 257}),                # no end
+                   json.dumps(ids | {"<|endoftext|>": 0, "!": 257}),                # another end
+                   good.replace("<|endoftext|>", "<|end|>"),
                    "[" * 100_000, " " * (5 << 20) + good):      # too deep; JSON, but more than 4 MB
         encoder.write_text(damage)
         refused(encoder, merges)
@@ -287,6 +288,13 @@ def write_wiki(folder, ending="tokens", splits=SPLITS):
     folder.mkdir(parents=True, exist_ok=True)
     for i, split in enumerate(splits):
         (folder / f"wiki.{split}.{ending}").write_text(WIKI * (2 + i), newline="\n")
+
+
+def zipped(path, text=WIKI, prefix="raw/", packing=zipfile.ZIP_DEFLATED, splits=SPLITS[:2]):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        for i, split in enumerate(splits, 1):
+            archive.writestr(f"{prefix}wiki.{split}.raw", text * i)
 
 
 @pytest.fixture(scope="module")
@@ -319,12 +327,11 @@ def test_prepare_wikitext(tmp_path, vocabulary):
 
 
 def test_prepare_reads_zip_files_raw_before_tokens_and_bytes(tmp_path):
-    zipped(tmp_path / "wikitext-103-raw-v1.zip", {
-        f"wikitext-103-raw/wiki.{split}.raw": split + WIKI for split in SPLITS})
+    zipped(tmp_path / "wikitext-103-raw-v1.zip", splits=SPLITS)
     prepare("wikitext103", tmp_path, kind="bytes")
     task = LM["wikitext103"](tmp_path, **RECIPES["bytes"])
-    for split in SPLITS:
-        assert Bytes().decode(task.tokens(split)) == split + WIKI
+    for i, split in enumerate(SPLITS, 1):
+        assert Bytes().decode(task.tokens(split)) == WIKI * i
     assert task.has_test
     write_wiki(tmp_path / "wikitext-103", splits=("train", "valid"))        # plain files come first
     header = prepare("wikitext103", tmp_path, kind="bytes")
@@ -341,7 +348,7 @@ def test_prepare_reads_zip_files_raw_before_tokens_and_bytes(tmp_path):
 
 
 def test_a_zip_file_is_encoded_in_parallel(tmp_path, vocabulary, monkeypatch):
-    zipped(tmp_path / "wikitext-2-raw-v1.zip", wikitext2(WIKI * 20))
+    zipped(tmp_path / "wikitext-2-raw-v1.zip", WIKI * 20)
     monkeypatch.setattr(tokens, "cuts", functools.partial(cuts, size=200))
     with_vocabulary(tmp_path, vocabulary)
     for workers in (1, 2):
@@ -472,21 +479,10 @@ def test_fuzzed_vocabularies_are_read_or_refused(tmp_path, monkeypatch, rounds):
     fuzz(tmp_path / "gpt2", rounds, read, monkeypatch)
 
 
-def wikitext2(text, prefix="wikitext-2-raw/"):
-    return {f"{prefix}wiki.{split}.raw": text for split in ("train", "valid")}
-
-
-def zipped(path, texts, packing=zipfile.ZIP_DEFLATED):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", packing) as archive:
-        for name, text in texts.items():
-            archive.writestr(name, text)
-
-
 @pytest.mark.filterwarnings("ignore")                                   # names twice in a list
 @ROUNDS
 def test_fuzzed_zip_files_are_read_or_refused(tmp_path, monkeypatch, rounds):
-    zipped(tmp_path / "data/wikitext-2-raw-v1.zip", wikitext2(WIKI))
+    zipped(tmp_path / "data/wikitext-2-raw-v1.zip")
 
     def read():
         for path in tokens.find(tmp_path / "data", "wikitext-2").values():
@@ -499,7 +495,7 @@ def test_zip_files_that_would_take_the_memory_or_lead_elsewhere(tmp_path, monkey
     path = tmp_path / "data/wikitext-2-raw-v1.zip"
 
     def found(prefix, packing=zipfile.ZIP_DEFLATED):
-        zipped(path, wikitext2("x" * 100_000, prefix), packing)
+        zipped(path, "x" * 100_000, prefix, packing)
         return prepare("wikitext2", tmp_path / "data", kind="bytes")
     names = {path.name, "bytes.bin"}
     for prefix in ("", "/", "../../", f"{tmp_path}/"):          # members are read, never unpacked
@@ -536,7 +532,7 @@ def test_a_disk_that_fills_up_leaves_the_old_preparation_or_the_new(task, tmp_pa
 
 def test_downloads(tmp_path, monkeypatch):
     served, data = tmp_path / "served/wikitext-2-raw-v1.zip", tmp_path / "data"
-    zipped(served, wikitext2(WIKI))
+    zipped(served)
     content = served.read_bytes()
     url, checksum = served.as_uri(), hashlib.sha256(content).hexdigest()
     for address, expected, message in (
@@ -567,10 +563,10 @@ def test_a_vocabulary_of_the_right_shape_that_is_not_gpt2s(tmp_path, larger):
 
 # ---------------------------------------------------------------------------------------- the model
 
-def built(model="gril", layers=3, seed=0, V=50, dtype=f64, **options):
-    torch.manual_seed(seed)
+def built(model="gril", layers=3, V=50, **options):
+    torch.manual_seed(0)
     options = dict(H=16, inner=16, P=8, J=4) | options
-    net = LanguageModel(V, layers, **options, model=model).to(dtype).eval()
+    net = LanguageModel(V, layers, **options, model=model).to(f64).eval()
     with torch.no_grad():
         net.embed.weight.mul_(25)                       # logits that differ, so that a fault shows
     return net
@@ -581,8 +577,8 @@ def same_states(got, expected):
     agree(1e-10, **{f"state {i}": pair for i, pair in pairs if pair[1].numel()})    # w = 1: no past
 
 
-def draw(B, T, V=50, seed=0):
-    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+def draw(B, T, seed=0):
+    return torch.randint(50, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
 def test_parameters_of_the_paper_and_of_every_row():
