@@ -46,10 +46,9 @@ def models():
 
     The paper's model is gril: GRIL in Hyena's frame, whose filters of 3 see as far as its window.
     What the window alone is worth shows without the frame: gril_alone against linear_attention, a
-    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame, and filtered
-    the same after short filters, the control of what a window adds. S5 and LRU stand in the frame
-    with the gated units of their papers, which makes them other models than the paper's Hyena-S5;
-    the others bring their own.
+    window of one (Sec. 4.5), gate and all; gril_w1 is that in the frame, and filtered the same
+    after short filters, the control of what a window adds. S5 and LRU stand in the frame with the
+    gated units of their papers: other models than the paper's Hyena-S5. The others bring their own.
     """
     gril = MODELS["gril"]
     return {**offered("lm"), "gril_w1": gril._replace(lm=dict(framed=True, w=1)),
@@ -98,13 +97,10 @@ class LanguageModel(Mixer):
             states.append(s)
         return self.norm(x), states
 
-    def head(self, x):
-        return F.linear(x, self.embed.weight)                               # (…, V)
-
     def run(self, tokens, state=None):
         """(B, T) tokens, state -> logits (B, T, V) of the tokens after them, state; so step."""
         x, state = self.hidden(tokens, state)
-        return self.head(x), state
+        return F.linear(x, self.embed.weight), state
 
     def forward(self, tokens, targets, state=None):
         """Mean loss of the targets (B, T), and the state after them."""
@@ -181,13 +177,10 @@ class NextToken(Task):
                (r["report_tokens"] == 1, f"--report-tokens {few}"),
                (r["stateful"] and r["accumulate"] > 1, "--stateful carries one state from step to "
                 "step, --accumulate would need several: choose one"))
-        self.length, self.data = self.recipe["length"], data_folder(data)
-        self.bytes = self.recipe["tokenizer"] == "bytes"
+        self.length, self.data = r["length"], data_folder(data)
+        self.bytes = r["tokenizer"] == "bytes"
+        self.choose = "bits" if self.bytes else "perplexity"
         self.state = None                                                   # carried, if stateful
-
-    @property
-    def choose(self):
-        return "bits" if self.bytes else "perplexity"
 
     def model(self, name="gril"):
         V, names = TOKENIZERS[self.recipe["tokenizer"]], "layers H inner P J dropout form".split()
@@ -255,14 +248,13 @@ class NextToken(Task):
         return scores
 
     def validate(self, model):
-        ids = self.tokens("valid")
-        return self.scores(self.score(model, ids[:self.recipe["validate_tokens"] or len(ids)]))
+        ids = self.tokens("valid")[:self.recipe["validate_tokens"] or None]
+        return self.scores(self.score(model, ids))
 
     def report(self, model, seed):
         """Scores on test, or valid where there is no test; stateful_… with the state carried on."""
         split = "test" if self.has_test else "valid"
-        ids = self.tokens(split)
-        ids = ids[:self.recipe["report_tokens"] or len(ids)]
+        ids = self.tokens(split)[:self.recipe["report_tokens"] or None]
         losses = {split: self.score(model, ids)}
         if model.constant:
             losses["stateful"] = self.score(model, ids, stateful=True)
@@ -275,10 +267,10 @@ class NextToken(Task):
                 "{tokenizer}".format(**result)]
         names = {result["split"]: f"blocks of {result['length']}", "stateful": "state carried on"}
         for name, how in names.items():
-            keys = [key for key in ("loss", "perplexity", "bits") if f"{name}_{key}" in result]
-            if keys:
-                scores = ", ".join(f"{key} {result[f'{name}_{key}']:.4g}" for key in keys)
-                rows.append(f"  {how:18s}{scores}")
+            scores = [f"{key} {result[f'{name}_{key}']:.4g}"
+                      for key in ("loss", "perplexity", "bits") if f"{name}_{key}" in result]
+            if scores:
+                rows.append(f"  {how:18s}{', '.join(scores)}")
         return "\n".join(rows)
 
 
@@ -371,10 +363,8 @@ def generate(model, prompt, tokens, temperature=1.0, top_k=0, seed=0):
     generator = torch.Generator(device).manual_seed(seed)
     for part in torch.tensor(prompt, device=device).split(1024):            # in bounded memory
         x, state = model.hidden(part[None], state)
-    logits = model.head(x[:, -1])                                           # (1, V)
-    for i in range(tokens):
-        if i:
-            logits, state = model.step(token, state)
+    logits = F.linear(x[:, -1], model.embed.weight)                         # (1, V)
+    for _ in range(tokens):
         if 0 < top_k < logits.shape[-1]:
             least = logits.topk(top_k).values[:, -1:]
             logits = logits.masked_fill(logits < least, -math.inf)
@@ -383,6 +373,7 @@ def generate(model, prompt, tokens, temperature=1.0, top_k=0, seed=0):
             p = (logits / temperature).softmax(-1)
             token = torch.multinomial(p, 1, generator=generator)[:, 0]
         yield token.item()
+        logits, state = model.step(token, state)
 
 
 def as_text(ids, tokens):
@@ -395,39 +386,11 @@ def as_text(ids, tokens):
 
 # ------------------------------------------------------------------------------------- 4. commands
 
-def arguments(argv=None):
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Texts to token files, and trained models to text.",
-        epilog="examples:\n" + __doc__.split("\n\n")[2] + "\n\n"
-               "python lm.py prepare --help and python lm.py generate --help list the options.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="prepare | generate")
-    data = dict(type=Path, help="data folder (default: $GRIL_DATA, or data)")
-
-    add = commands.add_parser("prepare", help="texts or downloads to token files").add_argument
-    add("name", nargs="?", help=f"{' or '.join(WIKITEXT)}; not needed with --text")
-    add("--text", type=Path, metavar="FILE", help="a text of your own, UTF-8, for --task text_file")
-    add("--data", **data)
-    add("--bytes", action="store_true", help="bytes as tokens, not GPT-2's")
-    add("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
-
-    add = commands.add_parser("generate", help="stream text from a trained model").add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a run, as train.py made it")
-    add("--prompt", default="", help="text to go on with, of any length")
-    add("--tokens", type=int, default=200, help="how many to make (default 200)")
-    add("--temperature", type=float, default=1.0, help="0 takes the likeliest token (default 1)")
-    add("--top-k", type=int, default=0, help="choose among the likeliest (default 0: all)")
-    add("--seed", type=int, default=0, help="(default 0)")
-    add("--device", default="cpu", help="auto, cpu, cuda or mps (default cpu)")
-    add("--data", **data)
-    return parser.parse_args(argv)
-
-
 def run_prepare(args):
     refuse(((args.name is None) == (args.text is None),
             f"prepare: name one data set, {' or '.join(WIKITEXT)}, or give --text FILE"),
            (args.workers < 1, f"--workers must be at least 1, got {args.workers}"))
-    header = prepare(args.name, data_folder(args.data), args.text, args.bytes, args.workers)
+    header = prepare(args.name, data_folder(args.data), args.text, args.kind, args.workers)
     for split, entry in header["splits"].items():
         print(f"{split:6s}{entry['tokens']:12,d} tokens of {header['tokenizer']} "
               f"from {entry['source']}")
@@ -450,8 +413,34 @@ def run_generate(args):
 
 
 def main(argv=None):
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Texts to token files, and trained models to text.",
+        epilog="examples:\n" + __doc__.split("\n\n")[2] + "\n\n"
+               "python lm.py prepare --help and python lm.py generate --help list the options.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="prepare | generate")
+    data = dict(type=Path, help="data folder (default: $GRIL_DATA, or data)")
+
+    add = commands.add_parser("prepare", help="texts or downloads to token files").add_argument
+    add("name", nargs="?", help=f"{' or '.join(WIKITEXT)}; not needed with --text")
+    add("--text", type=Path, metavar="FILE", help="a text of your own, UTF-8, for --task text_file")
+    add("--data", **data)
+    add("--bytes", dest="kind", action="store_const", const="bytes", default="gpt2",
+        help="bytes as tokens, not GPT-2's")
+    add("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+
+    add = commands.add_parser("generate", help="stream text from a trained model").add_argument
+    add("run", type=Path, metavar="RUN", help="the folder of a run, as train.py made it")
+    add("--prompt", default="", help="text to go on with, of any length")
+    add("--tokens", type=int, default=200, help="how many to make (default 200)")
+    add("--temperature", type=float, default=1.0, help="0 takes the likeliest token (default 1)")
+    add("--top-k", type=int, default=0, help="choose among the likeliest (default 0: all)")
+    add("--seed", type=int, default=0, help="(default 0)")
+    add("--device", default="cpu", help="auto, cpu, cuda or mps (default cpu)")
+    add("--data", **data)
+
     with spoken("lm.py"):
-        args = arguments(argv)
+        args = parser.parse_args(argv)
         dict(prepare=run_prepare, generate=run_generate)[args.command](args)
 
 

@@ -8,7 +8,6 @@ test, and a header that names the tokenizer, how many there are, and from where.
 """
 import json
 import math
-import os
 import re
 import sys
 import unicodedata
@@ -82,28 +81,26 @@ class BPE(Bytes):
         plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
         others = [b for b in range(256) if b not in plain]
         byte = {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+        self.symbol = {b: c for c, b in byte.items()}
         try:
             if max(encoder_json.stat().st_size, vocab_bpe.stat().st_size) > 1 << 22:
                 raise ValueError                                        # nothing longer is parsed
             ids = json.loads(encoder_json.read_text(encoding="utf-8"))
             first, *lines = vocab_bpe.read_text(encoding="utf-8").splitlines()
             *tokens, end = sorted(ids, key=ids.get)
+            self.id = {token: i for i, token in enumerate(tokens)}
             self.tokens = [bytes(byte[c] for c in token) for token in tokens]       # id -> bytes
-            self.id = {token: i for i, token in enumerate(self.tokens)}
-            merges = [[bytes(byte[c] for c in part) for part in line.split()] for line in lines]
-            self.rank = {(a, b): i for i, (a, b) in enumerate(merges)}
-            needed = [bytes([b]) for b in range(256)] + [a + b for a, b in merges]
-            right = (end == "<|endoftext|>" and first[0] == "#"
-                     and sorted(ids.values()) == list(range(257 + len(merges)))
-                     and all(token in self.id for token in needed))
+            self.rank = {(a, b): i for i, (a, b) in enumerate(map(str.split, lines))}
+            needed = {*byte, *map("".join, self.rank)}
+            if not (end == "<|endoftext|>" and first[0] == "#" and needed <= self.id.keys()
+                    and sorted(ids.values()) == list(range(257 + len(lines)))):
+                raise ValueError
         except OSError as error:
             raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-            right = False
-        if not right:
             raise ValueError(f"{encoder_json} and {vocab_bpe} are not the two halves of GPT-2's "
                              "vocabulary: move them away, and `python lm.py prepare wikitext2` "
-                             "gets the right ones")
+                             "gets the right ones") from None
         self.start = self.silent = len(self.tokens)                     # end of text, 50256
         self.tokens.append(end.encode())
         self.word = lru_cache(1 << 18)(self.word)                       # most words come again
@@ -114,7 +111,7 @@ class BPE(Bytes):
 
     def word(self, word):
         """The ids of one word: its first pair in rank is merged everywhere, until none is left."""
-        parts = [bytes([b]) for b in word.encode()]
+        parts = [self.symbol[b] for b in word.encode()]
         while len(parts) > 1:
             pair = min(pairwise(parts), key=lambda pair: self.rank.get(pair, math.inf))
             if pair not in self.rank:
@@ -122,7 +119,7 @@ class BPE(Bytes):
             merged, i = [], 0
             while i < len(parts):
                 n = 2 if tuple(parts[i:i + 2]) == pair else 1
-                merged.append(b"".join(parts[i:i + n]))
+                merged.append("".join(parts[i:i + n]))
                 i += n
             parts = merged
         return tuple(self.id[part] for part in parts)
@@ -139,16 +136,13 @@ GPT2 = {                                                                # file: 
 TOKENIZERS = {"gpt2": 50257, "bytes": 256}                              # size of the vocabulary
 
 
-def vocabulary(data):
-    return [data / "gpt2" / file for file in GPT2]
-
-
 @cache
 def tokenizer(name, data):
     """The tokenizer of that name, its files read from data/gpt2."""
     if name == "bytes":
         return Bytes()
-    paths, folder = vocabulary(data), data / "gpt2"
+    folder = data / "gpt2"
+    paths = [folder / file for file in GPT2]
     if not all(path.exists() for path in paths):
         raise Missing(f"{folder} lacks {' or '.join(GPT2)}: `python lm.py prepare wikitext2 --data "
                       f"{data}` gets them; --data names another folder; bytes need none")
@@ -174,26 +168,26 @@ SPLITS = ("train", "valid", "test")
 LARGEST = 1 << 30                                                       # bytes, twice WikiText-103
 
 
-def prepare(name, data, text=None, bytes_only=False, workers=None, quiet=False):
-    """Texts to a token file in data; its header.
+def prepare(name, data, text=None, kind="gpt2", workers=1):
+    """Texts to a file of tokens of that kind in data; its header.
 
     WikiText becomes tokens as in the S5 code that the paper builds on: each line that is not blank
     by itself, with its line end, then the end-of-text token. So WikiText-2, 2,448,382 tokens when
     the train file is encoded in one piece, has 2,446,247. Your own text stays in one piece and is
     cut 90 : 5 : 5. Bytes are the file's, whatever it is.
     """
-    kind, folder, files = "bytes" if bytes_only else "gpt2", "text_file", dict(text=text)
+    folder, files = "text_file", dict(text=text)
     if text is None:
         folder, url, checksum = known("data set", name, WIKITEXT)
         if not find(data, folder):
             download(url, data / Path(url).name, checksum)
         files = find(data, folder)
     if kind == "gpt2":
-        for path, checksum in zip(vocabulary(data), GPT2.values()):
-            if not path.exists():
-                download(f"{GPT2_FROM}/{path.name}", path, checksum)
+        for file, checksum in GPT2.items():
+            if not (data / "gpt2" / file).exists():
+                download(f"{GPT2_FROM}/{file}", data / "gpt2" / file, checksum)
         tokenizer("gpt2", data)                         # a wrong one is refused before the work
-    ids = {split: encode_file(path, kind, data, text is None, workers, quiet)
+    ids = {split: encode_file(path, kind, data, text is None, workers)
            for split, path in files.items()}
     if text is not None:
         n = len(ids["text"])
@@ -236,8 +230,8 @@ def find(data, folder):
     return {}
 
 
-def encode_file(path, kind, folder, lines, workers=None, quiet=False):
-    """A text file's ids, uint16; one worker per core, each with parts of a few megabytes."""
+def encode_file(path, kind, data, lines, workers=1):
+    """A text file's ids, uint16; the workers take parts of a few megabytes."""
     try:
         with path.open("rb") as file:
             zipped = isinstance(path, zipfile.Path)
@@ -252,14 +246,13 @@ def encode_file(path, kind, folder, lines, workers=None, quiet=False):
     if kind == "bytes":
         return np.frombuffer(raw, np.uint8).astype(np.uint16)
     ends = cuts(raw, lines)
-    encode = partial(encode_part, str(path), folder, lines)             # zipfile.Path: no pickle
+    encode = partial(encode_part, str(path), data, lines)               # zipfile.Path: no pickle
     parts = ((start, raw[start:end]) for start, end in pairwise(ends))
-    ids = spread(encode, parts, min(workers or os.cpu_count(), len(ends) - 1))
-    bar = tqdm(ids, path.name, len(ends) - 1, unit="part", ncols=100, disable=quiet)
-    return np.concatenate(list(bar))
+    ids = spread(encode, parts, min(workers, len(ends) - 1))
+    return np.concatenate([*tqdm(ids, path.name, len(ends) - 1, unit="part", ncols=100)])
 
 
-def encode_part(path, folder, lines, part):
+def encode_part(path, data, lines, part):
     start, raw = part
     try:
         text = raw.decode()
@@ -268,7 +261,7 @@ def encode_part(path, folder, lines, part):
         raise ValueError(f"{path} is not UTF-8: byte {start + at} is 0x{raw[at]:02x}. Convert it, "
                          f"for example with: iconv -f latin1 -t utf-8 {name} > utf8.txt, or use "
                          "--bytes") from None
-    bpe = tokenizer("gpt2", folder)                                     # made once a process
+    bpe = tokenizer("gpt2", data)                                       # made once a process
     if not lines:
         return np.array(bpe.encode(text), np.uint16)
     ids = ((*bpe.encode(line), bpe.start) for line in re.findall(".+\n?", text) if line.strip())
@@ -288,7 +281,7 @@ def cuts(raw, lines, size=1 << 22):
             before = raw[max(0, at - 4):at].decode(errors="ignore")[-1:]        # one character
             if lines or not before.isspace():
                 found.append(at)
-    return [*found, len(raw)] if found[-1] < len(raw) else found
+    return [*found, len(raw)]
 
 
 def read_tokens(folder, kind, split, command):

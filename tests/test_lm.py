@@ -8,12 +8,14 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import unicodedata
 import zipfile
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,7 @@ from test_lra import ROUNDS, fuzz, modules
 f64 = torch.float64
 refuses = functools.partial(pytest.raises, ValueError)
 MODELS = lm.models()
+SPLITS = "train", "valid", "test"
 DATA = Path(os.environ.get("GRIL_DATA", "/nowhere"))
 GPT2 = DATA / "gpt2" / "encoder.json", DATA / "gpt2" / "vocab.bpe"
 TEXT = DATA / "wikitext-2" / "wiki.valid.tokens"
@@ -73,22 +76,14 @@ def write_vocabulary(folder, merges):
 
 def learned(text, count):
     """Merges as byte-pair encoding learns them: the most frequent pair of each round."""
-    words, merges = [list(spelled(word)) for word in reference_words(text)], []
+    words, merges = [" ".join(spelled(word)) for word in reference_words(text)], []
     for _ in range(count):
-        pairs = [pair for word in words for pair in zip(word, word[1:])]
+        pairs = [pair for word in words for pair in pairwise(word.split())]
         pair = max(sorted(set(pairs)), key=pairs.count)
         merges.append(pair)
-        words = [merge_one(word, pair) for word in words]
+        found = rf"(?<!\S){re.escape(' '.join(pair))}(?!\S)"
+        words = [re.sub(found, "".join(pair), word) for word in words]
     return merges
-
-
-def merge_one(word, pair):
-    i = 0
-    while i < len(word) - 1:
-        if (word[i], word[i + 1]) == pair:
-            word = word[:i] + ["".join(pair)] + word[i + 2:]
-        i += 1
-    return word
 
 
 def hello_world():
@@ -143,8 +138,7 @@ def reference_ids(text, encoder_json, vocab_bpe):
     for word in reference_words(text):
         parts = list(spelled(word))
         while True:
-            pairs = enumerate(zip(parts, parts[1:]))
-            found = [(rank[pair], i) for i, pair in pairs if pair in rank]
+            found = [(rank[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in rank]
             if not found:
                 break
             i = min(found)[1]
@@ -235,9 +229,9 @@ def test_whole_train_file_serial_and_in_parallel():
     path = DATA / "wikitext-2" / "wiki.train.tokens"
     ids = BPE(*GPT2).encode(path.read_bytes().decode())
     assert len(ids) == 2_448_382
-    parallel = encode_file(path, "gpt2", DATA, lines=False, workers=2, quiet=True)
+    parallel = encode_file(path, "gpt2", DATA, lines=False, workers=2)
     assert np.array_equal(parallel, np.array(ids, np.uint16))
-    lines = encode_file(path, "gpt2", DATA, lines=True, workers=2, quiet=True)
+    lines = encode_file(path, "gpt2", DATA, lines=True, workers=2)
     assert len(lines) == 2_446_247 and (lines == 50256).sum() == sum(
         bool(line.strip()) for line in path.read_bytes().decode().split("\n"))
 
@@ -262,36 +256,45 @@ def test_lone_surrogates_are_refused(small):
             encode("abc\ud83e")
 
 
-@pytest.mark.parametrize("damage", (
-    "no json", "a list", "a merge without token", "a hole", "no end", "swapped"))
-def test_other_vocabularies_are_refused(damage, tmp_path):
+def test_other_vocabularies_are_refused(tmp_path):
     encoder, merges = write_vocabulary(tmp_path, [("a", "b")])
-    ids = json.loads(encoder.read_text())
-    if damage == "swapped":
-        encoder, merges = merges, encoder
-    elif damage == "a merge without token":
-        merges.write_text("#version: 0.2\na c\n")
-    else:
-        encoder.write_text({"no json": "{", "a list": json.dumps(list(ids)),
-                            "a hole": json.dumps(ids | {"ab": 400}),
-                            "no end": json.dumps(ids | {"<|endoftext|>": 0, "!": 257})}[damage])
-    with refuses(match="not the two halves of GPT-2's vocabulary.*prepare wikitext2"):
-        BPE(encoder, merges)
-    with refuses(match="cannot read .*nothing.json"):
-        BPE(tmp_path / "nothing.json", merges)
+    good = encoder.read_text()
+    ids = json.loads(good)
+
+    def refused(*paths, message="not the two halves of GPT-2's vocabulary.*prepare wikitext2"):
+        with refuses(match=message):
+            BPE(*paths)
+    BPE(encoder, merges)
+    refused(merges, encoder)
+    refused(tmp_path / "nothing.json", merges, message="cannot read .*nothing.json")
+    for damage in ("{", json.dumps(list(ids)), json.dumps(ids | {"ab": 400}),       # a hole
+                   json.dumps(ids | {"<|endoftext|>": 0, "!": 257}),                # another end
+                   good.replace("<|endoftext|>", "<|end|>"),
+                   "[" * 100_000, " " * (5 << 20) + good):      # too deep; JSON, but more than 4 MB
+        encoder.write_text(damage)
+        refused(encoder, merges)
+    encoder.write_text(good)
+    merges.write_text("#version: 0.2\na c\n")                   # a merge without its token
+    refused(encoder, merges)
 
 
 # -------------------------------------------------------------------------------------- token files
 
 WIKI = (" \n = Lobster = \n \n The lobster is blue ; Hello world . \n It lives in the sea . \n"
         " \n\n = Crab = \n \n Crabs walk . \n")
-BYTES = dict(bytes_only=True, quiet=True)
 
 
-def write_wiki(folder, ending="tokens", splits=("train", "valid", "test")):
+def write_wiki(folder, ending="tokens", splits=SPLITS):
     folder.mkdir(parents=True, exist_ok=True)
     for i, split in enumerate(splits):
         (folder / f"wiki.{split}.{ending}").write_text(WIKI * (2 + i), newline="\n")
+
+
+def zipped(path, text=WIKI, prefix="raw/", packing=zipfile.ZIP_DEFLATED, splits=SPLITS[:2]):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        for i, split in enumerate(splits, 1):
+            archive.writestr(f"{prefix}wiki.{split}.raw", text * i)
 
 
 @pytest.fixture(scope="module")
@@ -311,11 +314,11 @@ def with_vocabulary(data, vocabulary):
 def test_prepare_wikitext(tmp_path, vocabulary):
     """Lines by themselves, end of text after each, blank ones dropped."""
     write_wiki(tmp_path / "wikitext-2")
-    header = prepare("wikitext2", with_vocabulary(tmp_path, vocabulary), quiet=True)
+    header = prepare("wikitext2", with_vocabulary(tmp_path, vocabulary))
     bpe = tokens.tokenizer("gpt2", tmp_path)
     lines = [line + "\n" for line in WIKI.split("\n") if line.strip()]
     expected = [i for line in lines for i in bpe.encode(line) + [50256]]
-    for n, split in enumerate(("train", "valid", "test")):
+    for n, split in enumerate(SPLITS):
         ids = LM["wikitext2"](tmp_path).tokens(split)
         assert ids.dtype == np.uint16 and ids.tolist() == expected * (2 + n)
         assert header["splits"][split]["tokens"] == len(ids) and header["tokenizer"] == "gpt2"
@@ -324,35 +327,32 @@ def test_prepare_wikitext(tmp_path, vocabulary):
 
 
 def test_prepare_reads_zip_files_raw_before_tokens_and_bytes(tmp_path):
-    zipped(tmp_path / "wikitext-103-raw-v1.zip", {
-        f"wikitext-103-raw/wiki.{split}.raw": split + WIKI for split in ("train", "valid", "test")})
-    prepare("wikitext103", tmp_path, **BYTES)
+    zipped(tmp_path / "wikitext-103-raw-v1.zip", splits=SPLITS)
+    prepare("wikitext103", tmp_path, kind="bytes")
     task = LM["wikitext103"](tmp_path, **RECIPES["bytes"])
-    for split in ("train", "valid", "test"):
-        assert Bytes().decode(task.tokens(split)) == split + WIKI
+    for i, split in enumerate(SPLITS, 1):
+        assert Bytes().decode(task.tokens(split)) == WIKI * i
     assert task.has_test
     write_wiki(tmp_path / "wikitext-103", splits=("train", "valid"))        # plain files come first
-    header = prepare("wikitext103", tmp_path, **BYTES)
+    header = prepare("wikitext103", tmp_path, kind="bytes")
     assert header["splits"]["train"]["source"].endswith("wiki.train.tokens")
     assert task.tokens("test") is None and not task.has_test
-    write_wiki(tmp_path / "wikitext-103", "raw")                    # raw ones before, in one folder
-    header = prepare("wikitext103", tmp_path, **BYTES)
-    assert {entry["source"] for entry in header["splits"].values()} == {
-        str(tmp_path / f"wikitext-103/wiki.{split}.raw") for split in ("train", "valid", "test")}
-    write_wiki(tmp_path / "wikitext-103-raw", "raw")
-    header = prepare("wikitext103", tmp_path, **BYTES)
-    assert header["splits"]["train"]["source"] == str(tmp_path / "wikitext-103-raw/wiki.train.raw")
+    for folder in ("wikitext-103", "wikitext-103-raw"):             # raw ones before, in one folder
+        write_wiki(tmp_path / folder, "raw")
+        header = prepare("wikitext103", tmp_path, kind="bytes")
+        assert {entry["source"] for entry in header["splits"].values()} == {
+            str(tmp_path / folder / f"wiki.{split}.raw") for split in SPLITS}
     (tmp_path / "wikitext-103-raw" / "wiki.valid.raw").unlink()
     with refuses(match="both are needed"):
-        prepare("wikitext103", tmp_path, **BYTES)
+        prepare("wikitext103", tmp_path, kind="bytes")
 
 
 def test_a_zip_file_is_encoded_in_parallel(tmp_path, vocabulary, monkeypatch):
-    zipped(tmp_path / "wikitext-2-raw-v1.zip", wikitext2(WIKI * 20))
+    zipped(tmp_path / "wikitext-2-raw-v1.zip", WIKI * 20)
     monkeypatch.setattr(tokens, "cuts", functools.partial(cuts, size=200))
     with_vocabulary(tmp_path, vocabulary)
     for workers in (1, 2):
-        prepare("wikitext2", tmp_path, workers=workers, quiet=True)
+        prepare("wikitext2", tmp_path, workers=workers)
         ids = LM["wikitext2"](tmp_path).tokens("train").tolist()
         assert ids == [*ids[:len(ids) // 20]] * 20 and ids.count(50256) == 20 * 5
 
@@ -365,44 +365,39 @@ def test_a_text_of_ones_own_in_parts_and_in_parallel(tmp_path, vocabulary, monke
     whole = tokens.tokenizer("gpt2", vocabulary).encode(text)
     for workers in (1, 2):
         data = with_vocabulary(tmp_path / str(workers), vocabulary)
-        prepare(None, data, tmp_path / "my.txt", workers=workers, quiet=True)
+        prepare(None, data, tmp_path / "my.txt", workers=workers)
         task = LM["text_file"](data)
-        parts = [task.tokens(split).tolist() for split in ("train", "valid", "test")]
+        parts = [task.tokens(split).tolist() for split in SPLITS]
         assert sum(parts, []) == whole
         assert [round(20 * len(part) / len(whole)) for part in parts] == [18, 1, 1]
 
 
-def test_bad_texts(tmp_path, vocabulary):
+def test_bad_texts(tmp_path, vocabulary, monkeypatch):
     with_vocabulary(tmp_path, vocabulary)
 
     def refused(content, message, **options):
         (tmp_path / "my.txt").write_bytes(content)
         with refuses(match=message):
-            prepare(None, tmp_path, tmp_path / "my.txt", quiet=True, **options)
+            prepare(None, tmp_path, tmp_path / "my.txt", **options)
         assert not (tmp_path / "text_file").exists()
     refused(b"", "my.txt is empty")
-    refused(b" \n\n", "my.txt is empty", bytes_only=True)
+    refused(b" \n\n", "my.txt is empty", kind="bytes")
     refused(b"0123456\xe9 89", "my.txt is not UTF-8: byte 7 is 0xe9")
-    refused(b"abc", "3 tokens, too few", bytes_only=True)
+    refused(b"abc", "3 tokens, too few", kind="bytes")
+    monkeypatch.setattr(tokens, "cuts", functools.partial(cuts, size=50))
+    for workers in (1, 2):                                      # counted from the file's start
+        refused(b"a line of text\n" * 40 + b"\xff\n", "byte 600 is 0xff", workers=workers)
     with refuses(match="cannot read .*none.txt"):
-        prepare(None, tmp_path, tmp_path / "none.txt", quiet=True)
+        prepare(None, tmp_path, tmp_path / "none.txt")
     with refuses(match="did you mean wikitext2"):
         prepare("wikitxt2", tmp_path)
-
-
-def test_the_byte_offset_counts_from_the_start_of_the_file(tmp_path, vocabulary, monkeypatch):
-    monkeypatch.setattr(tokens, "cuts", functools.partial(cuts, size=50))
-    (tmp_path / "my.txt").write_bytes(b"a line of text\n" * 40 + b"\xff\n")
-    for workers in (1, 2):
-        with refuses(match="byte 600 is 0xff"):
-            encode_file(tmp_path / "my.txt", "gpt2", vocabulary, False, workers, quiet=True)
 
 
 def text_file(folder, text=None, **recipe):
     """A text_file task on bytes, its token files written."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "my.txt").write_text(text or "".join(random_text(seed) for seed in range(8)))
-    prepare(None, folder, text=folder / "my.txt", **BYTES)
+    prepare(None, folder, text=folder / "my.txt", kind="bytes")
     small = dict(RECIPES["bytes"], H=16, inner=16, P=8, J=2, layers=2, length=32, batch=4)
     torch.manual_seed(0)                                        # of a model made next
     return LM["text_file"](folder, **small, **recipe)
@@ -420,7 +415,7 @@ def test_damaged_token_files(task, tmp_path):
 
     def refused(message):
         with refuses(match=f"{message}.*{again}"):
-            [task.tokens(split) for split in ("train", "valid", "test")]
+            [task.tokens(split) for split in SPLITS]
     for damage in (b"", b"[]", b"{}", header[:50], header.replace(b"arrays", b"parts"),
                    b"[" * 100_000, b" " * (5 << 20) + header):          # too deep, too long
         file.write_bytes(damage + b"\n" + ids)
@@ -450,7 +445,7 @@ def test_ids_beyond_the_vocabulary_are_refused(task, tmp_path, vocabulary):
     again = "beyond the 256 of bytes; make it with: python lm.py"
     with refuses(match=f"bytes.bin, train: token 7 is 256, {again}"):
         task.tokens("train")
-    prepare(None, with_vocabulary(tmp_path, vocabulary), tmp_path / "my.txt", quiet=True)
+    prepare(None, with_vocabulary(tmp_path, vocabulary), tmp_path / "my.txt")
     task = LM["text_file"](tmp_path)
     replace(task, "gpt2", "valid", -1, 50256)
     assert task.tokens("valid")[-1] == 50256                                    # the last there is
@@ -465,7 +460,7 @@ def test_fuzzed_token_files_are_read_or_refused(tmp_path, monkeypatch, rounds):
     (tmp_path / "data/my.txt").unlink()
 
     def read():
-        for split in ("train", "valid", "test"):
+        for split in SPLITS:
             ids = task.tokens(split)
             assert split == "test" or ids is not None
             assert ids is None or ids.dtype == np.uint16 and ids.ndim == 1 and ids.max() < 256
@@ -484,25 +479,14 @@ def test_fuzzed_vocabularies_are_read_or_refused(tmp_path, monkeypatch, rounds):
     fuzz(tmp_path / "gpt2", rounds, read, monkeypatch)
 
 
-def wikitext2(text, prefix="wikitext-2-raw/"):
-    return {f"{prefix}wiki.{split}.raw": text for split in ("train", "valid")}
-
-
-def zipped(path, texts, packing=zipfile.ZIP_DEFLATED):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w", packing) as archive:
-        for name, text in texts.items():
-            archive.writestr(name, text)
-
-
 @pytest.mark.filterwarnings("ignore")                                   # names twice in a list
 @ROUNDS
 def test_fuzzed_zip_files_are_read_or_refused(tmp_path, monkeypatch, rounds):
-    zipped(tmp_path / "data/wikitext-2-raw-v1.zip", wikitext2(WIKI))
+    zipped(tmp_path / "data/wikitext-2-raw-v1.zip")
 
     def read():
         for path in tokens.find(tmp_path / "data", "wikitext-2").values():
-            ids = encode_file(path, "bytes", tmp_path, True, quiet=True)
+            ids = encode_file(path, "bytes", tmp_path, True)
             assert ids.dtype == np.uint16 and ids.max() < 256
     fuzz(tmp_path / "data", rounds, read, monkeypatch)
 
@@ -511,8 +495,8 @@ def test_zip_files_that_would_take_the_memory_or_lead_elsewhere(tmp_path, monkey
     path = tmp_path / "data/wikitext-2-raw-v1.zip"
 
     def found(prefix, packing=zipfile.ZIP_DEFLATED):
-        zipped(path, wikitext2("x" * 100_000, prefix), packing)
-        return prepare("wikitext2", tmp_path / "data", **BYTES)
+        zipped(path, "x" * 100_000, prefix, packing)
+        return prepare("wikitext2", tmp_path / "data", kind="bytes")
     names = {path.name, "bytes.bin"}
     for prefix in ("", "/", "../../", f"{tmp_path}/"):          # members are read, never unpacked
         assert found(prefix)["splits"]["train"]["tokens"] == 100_000
@@ -524,22 +508,12 @@ def test_zip_files_that_would_take_the_memory_or_lead_elsewhere(tmp_path, monkey
         found("")
 
 
-def test_a_vocabulary_too_long_or_too_deep_is_refused(tmp_path):
-    encoder, merges = write_vocabulary(tmp_path, [("a", "b")])
-    good = encoder.read_text()
-    BPE(encoder, merges)
-    for content in ("[" * 100_000, " " * (5 << 20) + good):             # JSON still, more than 4 MB
-        encoder.write_text(content)
-        with refuses(match="encoder.json and .*vocab.bpe are not the two halves"):
-            BPE(encoder, merges)
-
-
 @pytest.mark.parametrize("nth", (1, 2, 3, 4))
 def test_a_disk_that_fills_up_leaves_the_old_preparation_or_the_new(task, tmp_path, monkeypatch,
                                                                     nth):
     """At the nth write: all splits change together, or none."""
     def splits():
-        return [task.tokens(split).tolist() for split in ("train", "valid", "test")]
+        return [task.tokens(split).tolist() for split in SPLITS]
     text, old, calls = "another text " * 100, splits(), []
 
     def fsync(file):
@@ -558,7 +532,7 @@ def test_a_disk_that_fills_up_leaves_the_old_preparation_or_the_new(task, tmp_pa
 
 def test_downloads(tmp_path, monkeypatch):
     served, data = tmp_path / "served/wikitext-2-raw-v1.zip", tmp_path / "data"
-    zipped(served, wikitext2(WIKI))
+    zipped(served)
     content = served.read_bytes()
     url, checksum = served.as_uri(), hashlib.sha256(content).hexdigest()
     for address, expected, message in (
@@ -566,13 +540,13 @@ def test_downloads(tmp_path, monkeypatch):
             ("http://localhost:9/x.zip", checksum, r"could not download .*\n  curl -L -o .*x.zip")):
         monkeypatch.setitem(tokens.WIKITEXT, "wikitext2", ("wikitext-2", address, expected))
         with refuses(match=message):
-            prepare("wikitext2", data, **BYTES)
+            prepare("wikitext2", data, kind="bytes")
         assert not list(data.rglob("*.*"))
     monkeypatch.setitem(tokens.WIKITEXT, "wikitext2", ("wikitext-2", url, checksum))
-    assert prepare("wikitext2", data, **BYTES)["splits"]["train"]["tokens"] == len(WIKI)
+    assert prepare("wikitext2", data, kind="bytes")["splits"]["train"]["tokens"] == len(WIKI)
     (data / served.name).write_bytes(content[:100])
     with refuses(match="not a whole zip file"):
-        prepare("wikitext2", data, **BYTES)
+        prepare("wikitext2", data, kind="bytes")
 
 
 @pytest.mark.parametrize("larger", (False, True))
@@ -589,10 +563,10 @@ def test_a_vocabulary_of_the_right_shape_that_is_not_gpt2s(tmp_path, larger):
 
 # ---------------------------------------------------------------------------------------- the model
 
-def built(model="gril", layers=3, seed=0, V=50, dtype=f64, **options):
-    torch.manual_seed(seed)
+def built(model="gril", layers=3, V=50, **options):
+    torch.manual_seed(0)
     options = dict(H=16, inner=16, P=8, J=4) | options
-    net = LanguageModel(V, layers, **options, model=model).to(dtype).eval()
+    net = LanguageModel(V, layers, **options, model=model).to(f64).eval()
     with torch.no_grad():
         net.embed.weight.mul_(25)                       # logits that differ, so that a fault shows
     return net
@@ -603,8 +577,8 @@ def same_states(got, expected):
     agree(1e-10, **{f"state {i}": pair for i, pair in pairs if pair[1].numel()})    # w = 1: no past
 
 
-def draw(B, T, V=50, seed=0):
-    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+def draw(B, T, seed=0):
+    return torch.randint(50, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
 def test_parameters_of_the_paper_and_of_every_row():
@@ -749,10 +723,12 @@ def test_the_head_is_the_embedding():
     assert not changed[..., :49].any() and changed[..., 49].all()
 
 
-@pytest.mark.parametrize("form", ("loop", "scan", "chunk"))
-def test_causality_at_the_papers_depth(form):
-    net = built(layers=16, form=form)
-    x = draw(1, 40)
+@pytest.mark.parametrize("model, layers, form", (
+    *(("gril", 16, form) for form in ("loop", "scan", "chunk")),
+    *((model, 3, "chunk") for model in MODELS)))
+def test_causality_at_the_papers_depth(model, layers, form):
+    """And of the other mixers in three layers."""
+    net, x = built(model, layers, form=form), draw(1, 40)
     logits = net.run(x)[0]
     for t in (0, 1, 20, 38):
         other = x.clone()
@@ -760,15 +736,6 @@ def test_causality_at_the_papers_depth(form):
         changed = net.run(other)[0]
         agree(1e-12, before=(changed[:, :t + 1], logits[:, :t + 1]))
         assert (changed[:, t + 1] - logits[:, t + 1]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_other_mixers_are_causal(model):
-    net, x = built(model), draw(1, 20)
-    other = torch.cat([x[:, :11], (x[:, 11:] + 1) % 50], 1)
-    (a, _), (b, _) = net.run(x), net.run(other)
-    agree(1e-12, before=(b[:, :11], a[:, :11]))
-    assert (a[:, 11] - b[:, 11]).abs().max() > 1e-3
 
 
 def test_forms_agree():
@@ -979,7 +946,7 @@ def test_scores_count_every_token_once(task):
 
 def test_validation_reads_the_validation_text_and_the_report_the_test_text(task, monkeypatch):
     """On canned losses: they tell the split, how much of it was scored, whether with its state."""
-    lengths = {split: len(task.tokens(split)) for split in ("train", "valid", "test")}
+    lengths = {split: len(task.tokens(split)) for split in SPLITS}
 
     def loss(split, count, stateful=False):
         return dict(train=2, valid=3, test=4)[split] + count / 1e5 - stateful / 2
