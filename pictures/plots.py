@@ -180,8 +180,7 @@ def place(name, quick):
     """Where a picture goes: docs/images, or beside the runs if it shows nothing yet."""
     folder = Path("runs/figures") if quick else IMAGES
     folder.mkdir(parents=True, exist_ok=True)
-    stem, ending = name.split(".")
-    return folder / (f"{stem}-quick.{ending}" if quick else name)
+    return folder / (name.replace(".", "-quick.") if quick else name)
 
 
 def save(figure, path, layout="constrained"):
