@@ -25,8 +25,8 @@
   gates              real or complex gates, one block or many                   (not in the paper)
   wikitext2          a small language model, eight mixers                       (Sec. 5.4)
 
-Here are the paper's own, and state; pictures/ has the others. Runs are kept under runs/figures, and
-those of comparisons in docs/runs.jsonl, and used again; delete a folder, or a line, to run it anew.
+Here are the paper's own; pictures/ has the others. Runs are kept under runs/figures, and those of
+comparisons in docs/runs.jsonl, and used again; delete a folder, or a line, to run it anew.
 GRIL_WORKERS (default 2) train at a time.
 """
 import argparse
@@ -39,20 +39,20 @@ from machine.errors import Missing, spoken          # before torch, which takes 
 
 import matplotlib.pyplot as plt
 import torch
+from torch.nn.utils import parameters_to_vector
 
 import train
-from gril import GRIL, construct_multivariate
 from pictures import page
 from pictures.comparisons import (candidates, fig3c, gates, leaving_zero, lra, protocol,
                                   wikitext2)
 from pictures.drawings import forms, how, prompt
-from pictures.limits import parameters, reach
+from pictures.limits import parameters, reach, state
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
                             first, flattened, fresh, largest, losses, matrix, mean, narrow_legend,
                             numbers, print_table, seconds, spread, table)
 from pictures.trained import five, runs
-from tasks import (NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate,
-                   gradient_descent, longhorn, newton, recovered, ridge, tune, zero)
+from tasks import (as_learner, as_predictor, evaluate, gradient_descent, newton, recovered, ridge,
+                   tune, zero)
 
 
 # ---------------------------------------------------------------------- one layer, Fig. 2
@@ -157,11 +157,8 @@ def paired(quick, ours="gril", theirs="gd_dagger", **options):
     return [dict(x, dagger=y, dagger_loss=y["loss"]) for x, y in zip(*pair)]
 
 
-PAIR = beside("GD†", "dagger_loss")
-
-
 def last_tenth(pairs):
-    return flattened(numbers(pairs, "dagger"))
+    return flattened(numbers(pairs, "dagger")) if "dagger" in pairs[0] else ""
 
 
 def fig3(quick):
@@ -186,6 +183,8 @@ def several_steps(ax, quick):
 
 
 def sine_targets(ax, quick):
+    def sine_step(eta):
+        return gradient_descent([eta], link=torch.sin)
     sine = partial(paired, quick, task="nonlinear_regression")
     pairs = {"1 layer": sine(layers=1), "2 layers": sine(layers=2),
              "1 layer, ρ(Z)": sine(layers=1, ours="gril_rho", theirs="gd_dagger_rho")}
@@ -194,23 +193,17 @@ def sine_targets(ax, quick):
                 "one GD step on sin(W x)": as_learner(sine_step(*tune(sine_step, [4.0], task))),
                 "zero predictor": as_learner(zero)}
     explicit = compared(pairs["1 layer"], lambda *_: learners, sensitivities=2)
-    columns = {**PAIR, "GD† loss, last tenth of training": last_tenth}
     table("Sine targets (GRIL and GD† on the same tasks; GD† is trained too: its gated unit or ρ, "
           "and β)", ("",), {**pairs, **explicit},
-          {"GRIL, or the learner itself": mean("loss"),
-           **{head: {label: column(pair) for label, pair in pairs.items()}
-              for head, column in columns.items() if head != "GRIL"}})
+          {"GRIL, or the learner itself": mean("loss"), "GD†": mean("dagger_loss"),
+           "GRIL ÷ GD†": mean("loss", "dagger_loss"),
+           "GD† loss, last tenth of training": last_tenth})
     bars(ax, pairs, {"GRIL": "loss", "GD†": "dagger_loss"})
     for name, style, color in zip(explicit, ("--", "-.", ":"), (RED, GREEN, GREY)):
         height, _ = spread(numbers(explicit[name], "loss"))
         ax.axhline(height, ls=style, color=color, lw=1, label=name)
     ax.set(title="B  sine targets", ylabel="loss")
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.92), ncol=2)
-
-
-def sine_step(eta):
-    """One step of gradient descent on sin(W x)."""
-    return gradient_descent([eta], link=torch.sin)
 
 
 def two_layer_weights(quick):
@@ -241,16 +234,14 @@ def two_layer_weights(quick):
 
 # ------------------------------------------------------------- classification, Fig. 4, Fig. 7 to 10
 
-CLASSIFICATION = {"binary_10": ("binary", 10), "softmax_10": ("softmax", 10),
-                  "binary_100": ("binary", 100), "softmax_100": ("softmax", 100)}
 ALIKE = {"cosine": "cosine of\nsensitivities", "prediction_l2": "L2 of logits",
          "sensitivity_l2": "L2 of\nsensitivities"}
 
 
-def classification(name, quick):
+def classification(kind, N, quick):
     """GRIL beside GD†, whose features are trained too."""
-    kind, N = CLASSIFICATION[name]
-    task, widths = f"{kind}_classification", (5, 10, 20) if name == "binary_10" else ()
+    name, task = f"{kind}_{N}", f"{kind}_classification"
+    widths = (5, 10, 20) if name == "binary_10" else ()
     long = {} if N < 100 else dict(batch=64)                    # ten times the data in every prompt
     pairs = paired(quick, task=task, n=N, **long)
     figure, axes = plt.subplots(1, 4 if widths else 3, figsize=(14 if widths else 11, 3))
@@ -258,23 +249,24 @@ def classification(name, quick):
     axes[0].set(title=f"A  {kind} classification, N = {N}", ylabel="cross-entropy")
     narrow_legend(axes[0], "center right")
     plain = five(quick, task=task, n=N, model="gril_identity", **long)
-    scores = compared(pairs, beside_reference)["GD"]
-    alike = [dict({key: score[key] for key in ALIKE}, plain_loss=identity["loss"],
-                  model_diff=parameter_distance(pair["folder"], pair["dagger"]["folder"]))
-             for score, identity, pair in zip(scores, plain, pairs)]
-    heights, errors = zip(*(spread(numbers(alike, key)) for key in ALIKE))
+    for pair, score, identity in zip(pairs, compared(pairs, beside_reference)["GD"], plain):
+        pair |= {key: score[key] for key in ALIKE}
+        pair["plain_loss"] = identity["loss"]
+        pair["model_diff"] = parameter_distance(pair["folder"], pair["dagger"]["folder"])
+    heights, errors = zip(*(spread(numbers(pairs, key)) for key in ALIKE))
     axes[1].bar(ALIKE.values(), heights, yerr=errors, color=(GREEN, RED, ORANGE), capsize=3)
     axes[1].set_title("B  GRIL against GD†")
     scales(axes[2], pairs, "scale", (0.5, 1, 1.5, 2))
     axes[2].set(title="C  inputs scaled", ylabel="cross-entropy")
     table(f"{task}, f = 10, N = {N}, cross-entropy on the same {fresh(pairs)}", (),
-          {(): [{**result, **scores} for result, scores in zip(pairs, alike)]},
-          {**PAIR, "GD, φ = identity": mean("gd_loss"), "GRIL, φ = identity": mean("plain_loss"),
-           "zero": mean("zero_loss"), **{key: mean(key) for key in ALIKE},
-           "model diff": mean("model_diff"), "GD† loss, last tenth": last_tenth})
+          {(): pairs},
+          {**beside("GD†", "dagger_loss"), "GD, φ = identity": mean("gd_loss"),
+           "GRIL, φ = identity": mean("plain_loss"), "zero": mean("zero_loss"),
+           **{key: mean(key) for key in ALIKE}, "model diff": mean("model_diff"),
+           "GD† loss, last tenth": last_tenth})
     if widths:
         sweep = {f: paired(quick, task=task, n=N, f=f) for f in widths[:2 if quick else None]}
-        table("Input width", ("f",), sweep, PAIR)
+        table("Input width", ("f",), sweep, beside("GD†", "dagger_loss"))
         errorbars(axes[3], sweep, {"GRIL": "loss", "GD†": "dagger_loss"})
         axes[3].set(title="D  input width", xlabel="f", ylabel="cross-entropy")
     finish(figure, name, quick)
@@ -282,8 +274,7 @@ def classification(name, quick):
 
 def parameter_distance(*folders):
     """App. B.5's "Model diff": the L2 distance of all weights, large by symmetries alone."""
-    ours, theirs = (torch.cat([p.detach().flatten() for p in train.load(folder)[1].parameters()])
-                    for folder in folders)
+    ours, theirs = (parameters_to_vector(train.load(folder)[1].parameters()) for folder in folders)
     return (ours - theirs).norm().item()
 
 
@@ -345,69 +336,12 @@ def second_order(quick):
     finish(figure, "second_order", quick)
 
 
-# ------------------------------------------------------------------------------- one prompt
-
-def state(quick):
-    """100 examples: Z_t beside W, the loss after each example beside online learners."""
-    f, N, tasks = 10, 20 if quick else 100, 200 if quick else 4_000
-    (result,) = runs([dict(task="nd_regression", f=f, n=N, seed=0)], quick)
-    task, model, _ = train.load(result["folder"])
-    x, y, s = task.sample(tasks, torch.Generator().manual_seed(0))
-    layers = {n: (model, construct_multivariate(GRIL(f), closed_form(f, n)[0], n))
-              for n in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100) if n <= N}
-    names = f"GRIL, trained for N = {N}", "GRIL, constructed: GD with η*(t)/t"
-    lines = {}                                                  # learner -> {examples seen: loss}
-    for n in layers:
-        seen = s[:, :2 * n + 1]
-        with torch.no_grad():
-            answers = {name: layer.query(seen) for name, layer in zip(names, layers[n])}
-        for name, learner in online(f, n).items():
-            answers[name] = learner(x[:, :n], y[:, :n], x[:, n])
-        for name, o in answers.items():
-            lines.setdefault(name, {})[n] = 0.5 * (o - y[:, n]).square().mean().item()
-    print_table("Loss after n examples", ("learner", *layers),
-                [(name, *(f"{loss:.4f}" for loss in line.values()))
-                 for name, line in lines.items()])
-
-    shown = [n for n in (1, 3, 10, 30, 100) if n <= N]
-    W = torch.linalg.lstsq(x[0, :f + 1].double(), y[0, :f + 1].double()).solution.mT
-    figure = plt.figure(figsize=(12, 5))
-    grid = figure.add_gridspec(2, len(shown) + 4)
-    for row, name in enumerate(("trained\n", "constructed\n")):
-        for i, n in enumerate(shown):
-            matrix(figure.add_subplot(grid[row, i]), implied(layers[n][row], s[:1, :2 * n]),
-                   f"{name if i == 0 else ''}after {n}")
-        matrix(figure.add_subplot(grid[row, len(shown)]), W, "W, the task")
-    ax = figure.add_subplot(grid[:, len(shown) + 1:])
-    for (name, line), color in zip(lines.items(), (BLUE, ORANGE, GREEN, RED, GREY)):
-        ax.plot(*zip(*line.items()), color=color, ls="--" if "constructed" in name else "-",
-                label=name)
-    ax.set(title="What is learned, example by example", xscale="log", xlabel="examples seen",
-           ylabel="loss on the next one", ylim=(0, 0.58))
-    ax.legend(fontsize=7, loc="upper right")
-    finish(figure, "state", quick)
-
-
-def online(f, n):
-    """Learners for n examples, the step sizes of two of them tuned for that."""
-    short = NdRegression(f=f, n=n, tasks=1_000)
-    (beta,), (rule,) = (tune(family, [1.0], short) for family in (longhorn, delta_rule))
-    return {"ridge 0.01": ridge(0.01), "Longhorn, β tuned": longhorn(beta),
-            "delta rule, β tuned": delta_rule(rule)}
-
-
-@torch.no_grad()
-def implied(layer, s):
-    """The W that the state after a prompt s stands for: what it answers to unit vectors."""
-    f = s.shape[-1]
-    return layer.query(torch.cat([s.expand(f, -1, -1), torch.eye(f)[:, None]], 1)).mT
-
-
 FIGURES = {figure.__name__: figure for figure in (
     how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, state, fig3c,
     leaving_zero, candidates, protocol, reach, parameters, lra, gates, wikitext2)}
 FIGURES["fig3c_raw"] = partial(fig3c, raw=True)
-FIGURES |= {name: partial(classification, name) for name in CLASSIFICATION}
+FIGURES |= {f"{kind}_{N}": partial(classification, kind, N)
+            for N in (10, 100) for kind in ("binary", "softmax")}
 
 
 def main(argv=None):

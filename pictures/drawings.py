@@ -13,7 +13,8 @@ from matplotlib.animation import PillowWriter
 import train
 from gril import GrilMixer, window
 from machine.scan import scan
-from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, bars, finish, place, print_table
+from pictures.plots import (BLUE, GREEN, GREY, HUES, ORANGE, RED, bars, finish, place,
+                            print_table)
 from pictures.trained import runs
 from tasks import NdRegression, gradient_descent
 
@@ -26,26 +27,23 @@ def partial_descent(task, x, y, x_query):
 # ------------------------------------------------------------------------------------- how it works
 
 DARK = "#444444"
-PARTS = {               # name -> where it stands, what it says
-    "1  window": (0, "tokens arrive one after the other; each step sees three of them, and moves "
-                  "on by two"),
-    "2  cross-product": (-8.7, r"   $C_t \, Q \, C_t^T$ with $Q = e_2 e_1^T$ takes out one product "
-                         "of the nine: $y_t$ with $x_t$ (here t = 2)"),
-    "3  state": (-16.6, r"$Z_t = Z_{t-1} + C_t \, Q \, C_t^T$: the sum of the products so far, "
-                 "minus the gradient of the first t examples' loss"),
-    "4  read-out": (-24.5, r"$o_t = β \, Z_t \, C_t \, q$ with $q = e_3$ and $β = η/N$: the "
-                    "gradient step's W, applied to the window's last token"),
-}
-BESIDE = [              # x, y, text, colour, size
-    (20.5, -3.9, "the query: its\n$y_6$ is asked for", BLUE, 9),
-    (26.6, -3.9, "red is positive, blue\nnegative, white zero;\nstates and products\nhave their "
-     "own scale", DARK, 8),
-    (28, -12.6, "minus the\ngradient of one\nexample's loss\nat $W = 0$", DARK, 9),
-    (23, -28.4, "$o_5$ and explicit gradient descent (GD)\nare the same numbers; $y_6$ is not "
-     "reached:\nit was one step, on five examples", DARK, 9),
-    (14, -12.6, "=", "black", 14), (21.8, -12.6, "=", "black", 14), (8.3, -28.4, "=", "black", 14),
-    (0, -28.4, "$β$", "black", 13),
-]
+PARTS = [               # top, name, what it says; what is written beside: left, text, colour, size
+    (0, "1  window", "tokens arrive one after the other; each step sees three of them, and moves "
+     "on by two",
+     [(20.5, "the query: its\n$y_6$ is asked for", BLUE, 9),
+      (26.6, "red is positive, blue\nnegative, white zero;\nstates and products\nhave their own "
+       "scale", DARK, 8)]),
+    (-8.7, "2  cross-product", r"   $C_t \, Q \, C_t^T$ with $Q = e_2 e_1^T$ takes out one product "
+     "of the nine: $y_t$ with $x_t$ (here t = 2)",
+     [(14, "=", "black", 14), (21.8, "=", "black", 14),
+      (28, "minus the\ngradient of one\nexample's loss\nat $W = 0$", DARK, 9)]),
+    (-16.6, "3  state", r"$Z_t = Z_{t-1} + C_t \, Q \, C_t^T$: the sum of the products so far, "
+     "minus the gradient of the first t examples' loss", []),
+    (-24.5, "4  read-out", r"$o_t = β \, Z_t \, C_t \, q$ with $q = e_3$ and $β = η/N$: the "
+     "gradient step's W, applied to the window's last token",
+     [(0, "$β$", "black", 13), (8.3, "=", "black", 14),
+      (23, "$o_5$ and explicit gradient descent (GD)\nare the same numbers; $y_6$ is not reached:\n"
+       "it was one step, on five examples", DARK, 9)])]
 
 
 @torch.no_grad()
@@ -69,35 +67,31 @@ def how(quick):
 
     figure, ax = plt.subplots(figsize=(11, 10.6))
     blank(ax, 32.5, 31)
-    for name, (top, text) in PARTS.items():
+    tokens = [(z, 1.9 * i, f"${'xy'[i % 2]}_{i // 2 + 1}$", HUES[i % 2]) for i, z in enumerate(s)]
+    product = [(C[1], 0, "$C_2$", RED), (layer.Q, 4.6, "$Q$"), (C[1].mT, 9.2, "$C_2^T$", RED),
+               (y[1], 15.4, "$y_2$", ORANGE), (x[None, 1], 17, "$x_2^T$", BLUE),
+               (torch.outer(y[1], x[1]), 23.2, "$y_2 x_2^T$")]
+    states = [(Z_t, 6.5 * i, f"$Z_{i + 1}$", RED if i == 1 else "black") for i, Z_t in enumerate(Z)]
+    answers = [(o[4], 9.9, "$o_5$"), (gd[4], 13.9, "GD"), (y[5], 18.6, "$y_6$, held out")]
+    read = [(Z[4], 1.2, "$Z_5$"), (x[5], 6.3, "$x_6$", BLUE), *answers]
+    for (top, name, text, beside), matrices in zip(PARTS, (tokens, product, states, read)):
         ax.text(0, top, name, fontsize=11, weight="bold", va="center")
         ax.text(5.6, top, text, fontsize=9, va="center", color=DARK)
-    for left, middle, text, color, size in BESIDE:
-        ax.text(left, middle, text, fontsize=size, va="center", color=color)
-    tokens = [(z, 1.9 * i, -1.9, f"${'xy'[i % 2]}_{i // 2 + 1}$", (BLUE, ORANGE)[i % 2])
-              for i, z in enumerate(s)]
-    product = [(C[1], 0, -10.6, "$C_2$", RED), (layer.Q, 4.6, -11.1, "$Q$"),
-               (C[1].mT, 9.2, -11.1, "$C_2^T$", RED), (y[1], 15.4, -10.6, "$y_2$", ORANGE),
-               (x[None, 1], 17, -12.1, "$x_2^T$", BLUE),
-               (torch.outer(y[1], x[1]), 23.2, -10.6, "$y_2 x_2^T$")]
-    states = [(Z_t, 6.5 * i, -18.5, f"$Z_{i + 1}$", RED if i == 1 else "black")
-              for i, Z_t in enumerate(Z)]
-    answers = [(o[4], 9.9, -26.4, "$o_5$"), (gd[4], 13.9, -26.4, "GD"),
-               (y[5], 18.6, -26.4, "$y_6$, held out")]
-    read = [(Z[4], 1.2, -26.4, "$Z_5$"), (x[5], 6.3, -26.4, "$x_6$", BLUE), *answers]
-    for M, *where in tokens + product + states + read:
-        cells(ax, M, Z.abs().max() if M.shape == (4, 4) else 0.9, *where)
+        for left, words, color, size in beside:
+            ax.text(left, top - 3.9, words, fontsize=size, va="center", color=color)
+        for M, *where in matrices:
+            cells(ax, M, Z.abs().max() if M.shape == (4, 4) else 0.9, top - 3.9, *where)
     for (i, j), v in np.ndenumerate(layer.Q.numpy()):
         ax.text(5.1 + j, -11.6 - i, f"{v:.0f}", ha="center", va="center", zorder=4,
                 color="white" if v else "black")
-    for v, left, top, _ in answers:
+    for v, left, _ in answers:
         for i, number in enumerate(v):
-            ax.text(left + 1.2, top - 0.5 - i, f"{number:.2f}", va="center", fontsize=7)
-    for i, place in enumerate(np.arange(0, 19, 3.8)):           # brackets of the windows
-        low, color = -6.8 + 0.55 * (i % 2), RED if i == 1 else GREY
-        ax.plot(place + np.array([0, 0, 4.8, 4.8]), low + np.array([0.25, 0, 0, 0.25]),
+            ax.text(left + 1.2, -26.9 - i, f"{number:.2f}", va="center", fontsize=7)
+    for i in range(5):                                          # brackets of the windows
+        left, low, color = 3.8 * i, -6.8 + 0.55 * (i % 2), RED if i == 1 else GREY
+        ax.plot([left, left, left + 4.8, left + 4.8], [low + 0.25, low, low, low + 0.25],
                 color=color, lw=1.8 if i == 1 else 1)
-        ax.text(place + 2.4, low - 0.15, f"$C_{i + 1}$", ha="center", va="top", color=color)
+        ax.text(left + 2.4, low - 0.15, f"$C_{i + 1}$", ha="center", va="top", color=color)
     for i in range(1, 5):
         arrow(ax, (6.5 * i - 2.3, -20.5), (6.5 * i - 0.2, -20.5))
         ax.text(6.5 * i - 1.25, -20.8, f"$+ y_{i + 1} x_{i + 1}^T$", ha="center", va="top",
@@ -109,14 +103,15 @@ def arrow(ax, start, end):
     ax.annotate("", end, start, arrowprops=dict(arrowstyle="->", color=GREY))
 
 
-def cells(ax, M, limit, x, y, label, color="black"):
-    """A matrix, or a vector as a column, in unit cells; (x, y) is its upper left corner."""
+def cells(ax, M, limit, middle, left, label, color="black"):
+    """A matrix, or a vector as a column, in unit cells around the height of its middle."""
     M = M[:, None] if M.ndim == 1 else M
     rows, columns = M.shape
-    ax.imshow(M.numpy(), extent=(x, x + columns, y - rows, y), vmin=-limit, vmax=limit, zorder=2)
+    low, high, right = middle - rows / 2, middle + rows / 2, left + columns
+    ax.imshow(M.numpy(), extent=(left, right, low, high), vmin=-limit, vmax=limit, zorder=2)
     edge = dict(ec=RED, lw=2) if color == RED else dict(ec=GREY, lw=0.6)
-    ax.add_patch(plt.Rectangle((x, y - rows), columns, rows, fill=False, zorder=3, **edge))
-    ax.text(x + columns / 2, y + 0.35, label, ha="center", va="bottom", color=color)
+    ax.add_patch(plt.Rectangle((left, low), columns, rows, fill=False, zorder=3, **edge))
+    ax.text(left + columns / 2, high + 0.35, label, ha="center", va="bottom", color=color)
 
 
 def blank(ax, width, height):
@@ -126,15 +121,6 @@ def blank(ax, width, height):
 
 # ----------------------------------------------------------------------------- what each form keeps
 
-class Held:
-    """A tensor that autograd keeps; gone when autograd lets it go."""
-    every = weakref.WeakSet()
-
-    def __init__(self, x):
-        self.x = x
-        self.every.add(self)
-
-
 def kept(h, T, form):
     """Numbers a head of width h keeps for its backward pass over T tokens; a stream's state."""
     mixer = GrilMixer(h, h, 1, gate="real", form="chunk" if form == "step" else form)
@@ -142,11 +128,17 @@ def kept(h, T, form):
     state = mixer.start(v[:, 0])
     if form == "step":
         return sum(part.numel() for part in state)
-    Held.every.clear()
-    with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.x):
+    held = weakref.WeakSet()                    # what autograd keeps; gone when it lets it go
+
+    def hold(x):
+        def give():
+            return x
+        held.add(give)
+        return give
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda give: give()):
         log_rho, theta, _ = mixer.gates()
         result = mixer.recur(v, k, u, log_rho, theta, state)    # noqa: F841, alive while counted
-    storages = {held.x.untyped_storage()._cdata: held.x for held in Held.every}
+    storages = {give().untyped_storage()._cdata: give() for give in held}
     return sum(x.untyped_storage().nbytes() // x.element_size() for x in storages.values())
 
 
@@ -257,11 +249,10 @@ def draw_prompt(figure, t, s, Z, W, truth, answers, losses):
     N, f = len(Z) - 1, len(W)
     figure.clear()
     figure.suptitle(f"after {t} of {N} examples", fontsize=11)
-    grid = figure.add_gridspec(2, 4, height_ratios=(1, 2.6), width_ratios=(1, 1, 1.5, 1.6),
-                               left=0.03, right=0.98, top=0.84, bottom=0.12, hspace=0.62,
-                               wspace=0.3)
-    strip, left, right, bar_ax, loss_ax = map(
-        figure.add_subplot, (grid[0, :], *(grid[1, i] for i in range(4))))
+    axes = figure.subplot_mosaic(
+        "ssss\nZWal", height_ratios=(1, 2.6), width_ratios=(1, 1, 1.5, 1.6),
+        gridspec_kw=dict(left=0.03, right=0.98, top=0.84, bottom=0.12, hspace=0.62, wspace=0.3))
+    strip, left, right, bar_ax, loss_ax = axes.values()
     tokens = s.mT.clone()
     tokens[:, 2 * t:-1] = 0                                     # still to come
     strip.imshow(tokens.numpy(), vmin=-1.2, vmax=1.2, aspect="auto")

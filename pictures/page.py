@@ -7,16 +7,13 @@ import html
 import inspect
 import re
 import textwrap
-from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 
-import gril
-import tasks
 from machine.errors import Missing
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PAGE = TEMPLATE.parent.parent / "docs/index.html"
-MODULES = dict(gril=gril, tasks=tasks)
 
 
 def build():
@@ -30,7 +27,7 @@ def python(found):
     for name in found[1].split():
         module, function = name.split(".", 1)
         try:
-            source = inspect.getsource(attrgetter(function)(MODULES[module]))
+            source = inspect.getsource(resolve_name(name))
         except AttributeError:
             raise Missing(f"{TEMPLATE.name} shows {name}, and {module}.py has no {function}: "
                           f"write its new name into {TEMPLATE}") from None

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs/images"
-BLUE, ORANGE, GREEN, RED, GREY = "#2f6db3", "#e08214", "#3c9a5f", "#c0392b", "#8a8a8a"
-HUES = BLUE, ORANGE, GREEN, RED, GREY
+HUES = BLUE, ORANGE, GREEN, RED, GREY = "#2f6db3", "#e08214", "#3c9a5f", "#c0392b", "#8a8a8a"
 WINDOW = ("$x_t$", "$y_t$", "$x_{t+1}$")
 plt.rcParams.update({
     "figure.dpi": 130, "font.size": 9, "axes.titlesize": 10, "axes.spines.top": False,
@@ -43,12 +42,11 @@ def numbers(results, key, over=None):
 
 def print_table(title, head, rows):
     rows = [[str(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    rows.insert(1, ["-" * width for width in widths])
     print(f"\n{title}")
-    for i, row in enumerate(rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-        if i == 0:
-            print("  ".join("-" * width for width in widths))
+    for row in rows:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
 def table(title, labels, groups, columns):
@@ -64,8 +62,9 @@ def table(title, labels, groups, columns):
 
 
 def mean(key, over=None, digits=4):
-    """A column: mean ± standard deviation of a number, or of its ratio to another."""
-    return lambda results: pm(numbers(results, key, over), digits)
+    """A column: mean ± standard deviation of a number, or of its ratio to another, where it is."""
+    return lambda results: (
+        pm(numbers(results, key, over), digits) if (over or key) in results[0] else "")
 
 
 def largest(key, digits=3):
@@ -147,7 +146,7 @@ def bars(ax, groups, keys):
     width = 0.8 / len(keys)
     for i, ((name, key), color) in enumerate(zip(keys.items(), HUES)):
         means, stds = zip(*(spread(numbers(results, key)) for results in groups.values()))
-        places = [k + (i - (len(keys) - 1) / 2) * width for k in range(len(groups))]
+        places = np.arange(len(groups)) + (i - (len(keys) - 1) / 2) * width
         ax.bar(places, means, width * 0.9, yerr=stds if any(stds) else None, color=color,
                label=name, capsize=2)
     ax.set_xticks(range(len(groups)), list(groups))
@@ -184,8 +183,7 @@ def place(name, quick):
     """Where a picture goes: docs/images, or beside the runs if it shows nothing yet."""
     folder = Path("runs/figures") if quick else IMAGES
     folder.mkdir(parents=True, exist_ok=True)
-    stem, ending = name.split(".")
-    return folder / (f"{stem}-quick.{ending}" if quick else name)
+    return folder / (name.replace(".", "-quick.") if quick else name)
 
 
 def save(figure, path, layout="constrained"):

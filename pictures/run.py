@@ -2,7 +2,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from pictures.plots import BLUE, GREY, ORANGE, WINDOW, losses, matrix, metrics, save
+from pictures.plots import BLUE, GREY, ORANGE, WINDOW, band, losses, matrix, metrics, save
 from tasks import as_learner, as_predictor, recovered
 
 
@@ -11,9 +11,9 @@ def draw_run(task, model, result):
     if not hasattr(task, "constructed"):
         return draw_curves(task, result)
     learned, aims = recovered(model, task.N), recovered(task.constructed(), task.N)
-    small = [key for key in ("Q", "q", "PsiTheta", "A")
-             if key in learned and learned[key].numel() < 1e5]
-    panels = small if len(learned.get("Q", [0])) == 1 else []   # of one layer
+    one_layer = len(learned.get("Q", [0])) == 1
+    panels = [key for key in ("Q", "q", "PsiTheta", "A")
+              if one_layer and key in learned and learned[key].numel() < 1e5]
     figure, axes = plt.subplots(1, 2 + len(panels), figsize=(6.4 + 1.9 * len(panels), 2.9),
                                 width_ratios=[1.5, 1.2] + [0.75] * len(panels))
     losses(axes[0], {f"trained {result['model']}": [result]}, task.reference)
@@ -32,8 +32,7 @@ def draw_run(task, model, result):
         above, below = ax.get_subplotspec().subgridspec(2, 1)
         ax.remove()
         draw_weights(figure.add_subplot(above), key, "trained", learned[key])
-        draw_weights(figure.add_subplot(below), key, "constructed",
-                     aims.get(key, torch.ones_like(learned[key])))
+        draw_weights(figure.add_subplot(below), key, "constructed", aims[key])
     return save(figure, result["folder"] / "figure.png")
 
 
@@ -49,10 +48,8 @@ def draw_curves(task, result):
     figure, axes = plt.subplots(1, 2, figsize=(8, 2.9))
     for ax, columns in zip(axes, (("train_loss", "loss"), (task.choose, f"test_{task.choose}"))):
         for column, color in zip(columns, (BLUE, ORANGE)):
-            points = [(int(row["step"]), float(row[column])) for row in metrics(result)
-                      if column in row]
-            if points:
-                ax.plot(*zip(*points), color=color, label=column.replace("_", " "))
+            if column in metrics(result)[0]:
+                band(ax, [result], column, color, column.replace("_", " "))
         ax.set(xlabel="optimiser step", title=f"{result['task']}, {result['model']}")
         ax.legend()
     return save(figure, result["folder"] / "figure.png")

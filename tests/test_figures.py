@@ -21,7 +21,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.container import BarContainer, ErrorbarContainer
 
 import figures
-from pictures import comparisons, drawings, plots, trained
+from pictures import comparisons, drawings, limits, plots, trained
 from pictures.run import draw_curves, draw_run
 import tasks
 import train
@@ -33,7 +33,7 @@ from pictures.plots import curves, flattened, minutes, pm, spread
 from tasks import TASKS, as_learner, as_predictor, closed_form, gradient_descent
 from test_gril import agree
 
-evaluate = tasks.evaluate
+evaluate, tune = tasks.evaluate, tasks.tune
 COLUMNS = ("train_loss", "loss", "cosine", "prediction_l2", "sensitivity_l2", "accuracy",
            "test_accuracy", "bits", "perplexity")
 PERCENT = "test_accuracy", "best_test_accuracy", "most_frequent", "validation_accuracy"
@@ -69,7 +69,7 @@ class InProcess:
 def nothing_is_tuned(monkeypatch):
     """Step sizes stay where the search would start; no run is kept in docs."""
     monkeypatch.setattr(trained, "KEPT", plots.Path("kept.jsonl"))
-    for module in (tasks, figures):
+    for module in (tasks, figures, limits):
         monkeypatch.setattr(module, "tune", lambda family, start, task, **how: list(start))
     monkeypatch.setattr(trained, "ProcessPoolExecutor", InProcess)
     monkeypatch.setattr(trained, "tqdm", lambda jobs, **options: jobs)
@@ -199,8 +199,22 @@ def ratios(rows, above, below):
 
 
 def spreads(groups):
-    """Means, and standard deviations, of several lists."""
-    return tuple(map(list, zip(*map(spread, groups))))
+    """Means, then standard deviations, of several lists."""
+    means, stds = zip(*map(spread, groups))
+    return [*means, *stds]
+
+
+def beside(label, losses):
+    """Cells of GRIL's losses and another's, and of each seed's ratio."""
+    ours, theirs = losses
+    return {"GRIL": pm(ours), label: pm(theirs),
+            f"GRIL ÷ {label}": pm([x / y for x, y in zip(ours, theirs)])}
+
+
+def check_pairs(ax, names, pairs):
+    """Under each name the means and spreads of its list in every pair of lists."""
+    for name, lists in zip(names, zip(*pairs)):
+        same(sum(drawn(ax)[name], []), spreads(lists))
 
 
 @contextmanager
@@ -253,6 +267,8 @@ def shown(tmp_path_factory):
             patch.setattr(trained, "run", now.make)
             patch.setattr(trained, "KEPT", plots.Path("kept.jsonl"))
             patch.setattr(figures, "evaluate", score)
+            if name == "reach":                                 # it is about what tuning gives
+                patch.setattr(limits, "tune", tune)
             patch.setattr("builtins.print", lambda text: printed.append(text))
             figures.main([name, "--quick"] if name in SHORT else [name])
         (figure,), now.sampled = seen.figures, seen.sampled
@@ -297,23 +313,19 @@ def metrics(tmp_path):
     return write
 
 
-def test_curves_are_means_over_all_seeds_step_by_step(metrics):
-    steps, mean, std = curves(metrics((1, 8), (2, 9), (6, 13)), "loss")
-    assert steps.tolist() == [10, 20] and mean.tolist() == [3, 10]
-    same(std.tolist(), [math.sqrt(7)] * 2)
+def test_curves_are_means_over_all_seeds_and_bands_one_standard_deviation_around(metrics):
+    (_, ax), results, std = plt.subplots(), metrics((1, 8), (2, 9), (6, 13)), math.sqrt(7)
+    steps, means, stds = curves(results, "loss")
+    assert steps.tolist() == [10, 20] and means.tolist() == [3, 10]
+    same(stds.tolist(), [std] * 2)
+    plots.band(ax, results, "loss", "red", "all")
+    same(drawn(ax)["all"][0], [3, 10])
+    same(edges(ax.collections[0]), [3 - std, 3 + std, 10 - std, 10 + std])
+    plt.close()
 
 
 def test_the_last_tenth_is_the_change_from_its_beginning_to_the_end_in_per_cent(metrics):
     assert flattened(metrics([7] * 17 + [4, 5, 3], [7] * 17 + [4, 5, 3])) == "-25.00 %"
-
-
-def test_a_band_is_the_mean_and_one_standard_deviation_on_either_side(metrics):
-    _, ax = plt.subplots()
-    plots.band(ax, metrics((1, 8), (2, 9), (6, 13)), "loss", "red", "all")
-    same(drawn(ax)["all"][0], [3, 10])
-    same(edges(ax.collections[0]), [3 - math.sqrt(7), 3 + math.sqrt(7), 10 - math.sqrt(7),
-                                    10 + math.sqrt(7)])
-    plt.close()
 
 
 def test_bars_stand_over_their_labels_with_their_spread():
@@ -487,12 +499,12 @@ def test_one_figure_that_fails_says_why_and_the_others_are_drawn(tmp_path, monke
 
 def test_fig2_shows_means_over_five_seeds_and_each_seeds_loss_over_its_own_gd(shown):
     fig2 = shown("fig2")
-    widths, rows = (5, 10, 20, 35, 50), []
-    for f in widths:
+    pairs, rows = [], []
+    for f in (5, 10, 20, 35, 50):
         rs = fig2.five(task="nd_regression", model="gril", f=f, n=10)
-        rows.append({"f": str(f), "GRIL": pm(column(rs, "loss")), "GD": pm(column(rs, "gd_loss")),
+        pairs.append([column(rs, key) for key in ("loss", "gd_loss")])
+        rows.append({"f": str(f), **beside("GD", pairs[-1]),
                      "closed form": f"{rs[0]['optimal_loss']:.4f}",
-                     "GRIL ÷ GD": pm(ratios(rs, "loss", "gd_loss")),
                      "cosine": pm(column(rs, "cosine"), 5),
                      "largest |Q - e2 e1ᵀ|": f"{max(column(rs, 'Q_distance')):.3f}",
                      "|q - e3|": f"{max(column(rs, 'q_distance')):.3f}",
@@ -503,10 +515,7 @@ def test_fig2_shows_means_over_five_seeds_and_each_seeds_loss_over_its_own_gd(sh
     same(panel["GRIL, trained"][0], curves(ours, "loss")[1].tolist())
     same(panel["GD = GRIL, constructed"][0], [number("nd_regression", "gd_loss")] * 2)
     same(panel["zero predictor"][0], [ours[0]["zero_loss"]] * 2)
-    panel = drawn(fig2.ax["C  input width"])
-    for label, key in (("GRIL", "loss"), ("GD", "gd_loss")):
-        means, stds = spreads(column(fig2.five(f=f), key) for f in widths)
-        same(panel[label][0] + panel[label][1], means + stds)
+    check_pairs(fig2.ax["C  input width"], ("GRIL", "GD"), pairs)
 
 
 def test_alignment_shows_each_measure_under_its_name(shown):
@@ -554,12 +563,9 @@ def check_scales(scored, table, what, ours, reference, label, panel):
             task, model, _ = train.load(result["folder"])
             both = dict(GRIL=as_predictor(task, model), GD=reference(task, result))
             again.append(evaluate(s.task, both, 20, s.seed, 2))
-        losses = {name: [scores[name]["loss"] for scores in again] for name in ("GRIL", "GD")}
-        assert row == {what: row[what], "GRIL": pm(losses["GRIL"]), label: pm(losses["GD"]),
-                       f"GRIL ÷ {label}": pm([x / y for x, y in zip(*losses.values())])}
-        pairs.append(losses.values())
-    for name, losses in zip(("GRIL", label), zip(*pairs)):
-        same(sum(drawn(panel)[name], []), sum(spreads(losses), []))
+        pairs.append([[scores[name]["loss"] for scores in again] for name in ("GRIL", "GD")])
+        assert row == {what: row[what], **beside(label, pairs[-1])}
+    check_pairs(panel, ("GRIL", label), pairs)
 
 
 def test_fig2_tests_every_seeds_model_at_other_scales(shown):
@@ -586,23 +592,18 @@ def test_every_seed_is_scored_on_tasks_of_its_own_that_nothing_was_trained_or_tu
 
 
 def test_fig3_divides_each_seeds_loss_by_its_own_reference(shown):
-    fig3, rows = shown("fig3"), []
+    fig3, rows, pairs = shown("fig3"), [], []
     for layers in (1, 2, 3):
         rs = fig3.five(task="multistep_regression", layers=layers)
-        rows.append({"layers": str(layers), "GRIL": pm(column(rs, "loss")),
-                     "GD": pm(column(rs, "gd_loss")),
-                     "GRIL ÷ GD": pm(ratios(rs, "loss", "gd_loss")),
+        pairs.append([column(rs, key) for key in ("loss", "gd_loss")])
+        rows.append({"layers": str(layers), **beside("GD", pairs[-1]),
                      "cosine": pm(column(rs, "cosine"), 5),
                      "largest head distance": f"{max(column(rs, 'Q_distance')):.3f}",
                      "seconds": f"{spread(column(rs, 'seconds'))[0]:.0f}"})
     assert fig3.tables[0].rows == rows
-    panel = drawn(fig3.axes[0])
-    for label, key in (("GRIL", "loss"), ("GD, tuned", "gd_loss")):
-        groups = [column(fig3.five(task="multistep_regression", layers=layers), key)
-                  for layers in (1, 2, 3)]
-        same(sum(panel[label], []), sum(spreads(groups), []))
+    check_pairs(fig3.axes[0], ("GRIL", "GD, tuned"), pairs)
     first = fig3.found(task="multistep_regression", layers=1)[0]
-    same(panel["zero predictor"][0], [first["zero_loss"]] * 2)
+    same(drawn(fig3.axes[0])["zero predictor"][0], [first["zero_loss"]] * 2)
 
 
 def test_fig3_compares_sine_targets_with_gd_dagger_and_with_learners_on_the_same_tasks(shown):
@@ -612,14 +613,12 @@ def test_fig3_compares_sine_targets_with_gd_dagger_and_with_learners_on_the_same
                                         ("1 layer, ρ(Z)", 1, "gril_rho", "gd_dagger_rho")):
         pair = [fig3.five(task="nonlinear_regression", layers=layers, model=model)
                 for model in (ours, dagger)]
-        losses = [column(rs, "loss") for rs in pair]
-        rows.append({"": label, "GRIL, or the learner itself": pm(losses[0]), "GD†": pm(losses[1]),
-                     "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
+        pairs.append([column(rs, "loss") for rs in pair])
+        rows.append({"": label, **beside("GD†", pairs[-1]),
                      "GD† loss, last tenth of training": flattened(pair[1])})
-        pairs.append(losses)
+        rows[-1]["GRIL, or the learner itself"] = rows[-1].pop("GRIL")
+    check_pairs(fig3.axes[1], ("GRIL", "GD†"), pairs)
     panel, task = drawn(fig3.axes[1]), TASKS["nonlinear_regression"]()
-    for name, losses in zip(("GRIL", "GD†"), zip(*pairs)):
-        same(sum(panel[name], []), sum(spreads(losses), []))
     learners = {"one GD step on W x": gradient_descent([task.eta]),
                 "one GD step on sin(W x)": gradient_descent([4.0], link=torch.sin),
                 "zero predictor": tasks.zero}
@@ -678,16 +677,14 @@ def test_classification_stands_beside_gd_dagger_of_the_same_seed(shown, name, ta
     assert [(s.seed, s.count) for s in figure.scored[:5]] == AS_REPORTED
     keys = "cosine", "prediction_l2", "sensitivity_l2"
     assert figure.tables[1].rows == [{
-        "GRIL": pm(losses[0]), "GD†": pm(losses[1]),
-        "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)]),
-        "GD, φ = identity": pm(column(ours, "gd_loss")), "zero": pm(column(ours, "zero_loss")),
-        "GRIL, φ = identity": pm(column(plain, "loss")),
+        **beside("GD†", losses), "GD, φ = identity": pm(column(ours, "gd_loss")),
+        "zero": pm(column(ours, "zero_loss")), "GRIL, φ = identity": pm(column(plain, "loss")),
         "model diff": pm(column(alike, "model_diff")),
         **{key: pm(column(alike, key)) for key in keys}, "GD† loss, last tenth": flattened(dagger)}]
     bars = figure.ax["B  GRIL against GD†"].containers[-1]
     errors = [(high - low) / 2 for (_, low), (_, high) in bars.errorbar[2][0].get_segments()]
     same([*(bar.get_height() for bar in bars), *errors],
-         sum(spreads(column(alike, key) for key in keys), []))
+         spreads(column(alike, key) for key in keys))
     panel = drawn(figure.axes[0])
     same(panel["GRIL"][0] + panel["GD†"][0], [*curves(ours, "loss")[1], *curves(dagger, "loss")[1]])
     same(panel["GD, φ = identity"][0], [number(task, "gd_loss")] * 2)
@@ -698,12 +695,10 @@ def test_classification_at_other_widths(shown):
     figure, rows, pairs = shown("binary_10"), [], []
     for f in (5, 10, 20):
         losses = [column(figure.five(f=f, model=model), "loss") for model in ("gril", "gd_dagger")]
-        rows.append({"f": str(f), "GRIL": pm(losses[0]), "GD†": pm(losses[1]),
-                     "GRIL ÷ GD†": pm([x / y for x, y in zip(*losses)])})
+        rows.append({"f": str(f), **beside("GD†", losses)})
         pairs.append(losses)
     assert figure.tables[2].rows == rows
-    for name, losses in zip(("GRIL", "GD†"), zip(*pairs)):
-        same(sum(drawn(figure.ax["D  input width"])[name], []), sum(spreads(losses), []))
+    check_pairs(figure.ax["D  input width"], ("GRIL", "GD†"), pairs)
 
 
 def test_ablations_are_divided_by_the_zero_predictor_and_by_gd(shown):
@@ -719,7 +714,7 @@ def test_ablations_are_divided_by_the_zero_predictor_and_by_gd(shown):
                          "÷ GD": pm(ratios(rs, "loss", "gd_loss")),
                          "paper": paper.get(model, ("0.426 ± 0.002", "0.414 ± 0.002"))[i]})
     assert figure.tables[0].rows == rows
-    same(sum(drawn(figure.axes[0])["loss ÷ zero predictor"], []), sum(spreads(to_zero), []))
+    same(sum(drawn(figure.axes[0])["loss ÷ zero predictor"], []), spreads(to_zero))
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
     kinds = {"scalar_regression": "scalar", "nd_regression": "multivariate"}
     assert labels == [f"{row['model']}\n({kinds[row['task']]})" for row in rows]
@@ -1112,45 +1107,40 @@ def numbers(cell):
 
 
 @torch.no_grad()
-def test_how_shows_one_prompt_and_gradient_descent_on_each_part_of_it(shown):
-    figure = shown("how")
-    (x, y, _), eta = (z[0] for z in figure.sampled[0]), closed_form(4, 5)[0]
-    assert [row["t"] for row in figure.tables[0].rows] == ["1", "2", "3", "4", "5"]
-    for t, row in enumerate(figure.tables[0].rows, 1):
-        gd = eta / 5 * y[:t].mT @ x[:t] @ x[t]              # each example has its N-th part
-        for head in ("o_t", "GD, step η t/N"):
-            agree(0.006, **{head: (numbers(row[head]), gd)})
-        agree(0.006, target=(numbers(row["y_{t+1}"]), y[t]))
-        assert float(row["largest |Z_t - Σ y xᵀ|"]) < 1e-5 and float(row["|o_t - GD|"]) < 1e-5
-    images = [torch.tensor(image.get_array().data) for image in figure.axes[0].images]
-    assert len(images) == 11 + 6 + 5 + 5        # tokens; C Q Cᵀ = y xᵀ; states; Z x = o, GD, y
-    for t in range(1, 6):
-        agree(1e-6, state=(images[16 + t], y[:t].mT @ x[:t]))
-    agree(1e-6, cross=(images[16], torch.outer(y[1], x[1])), Z=(images[22], y[:5].mT @ x[:5]))
-    for image, vector in zip(images[23:], (x[5], gd, gd, y[5]), strict=True):
-        agree(1e-6, vector=(image, vector[:, None]))
-    said = [text.get_text() for text in figure.axes[0].texts]
-    for vector in (images[24], images[26]):
-        assert {f"{v:.2f}" for v in vector.flatten()} <= set(said)
-
-
-def test_how_shows_it_where_a_layer_is_not_gradient_descent(canned, monkeypatch, capsys):
+@pytest.mark.parametrize("times", (1, 2))       # with twice the Q it is not gradient descent
+def test_how_shows_one_prompt_and_gradient_descent_on_each_part_of_it(canned, monkeypatch, capsys,
+                                                                      times):
     constructed = tasks.NdRegression.constructed
 
-    def doubled(task):
+    def multiplied(task):
         layer = constructed(task)
-        layer.Q.data *= 2
+        layer.Q.data *= times
         return layer
-    monkeypatch.setattr(tasks.NdRegression, "constructed", doubled)
+    monkeypatch.setattr(tasks.NdRegression, "constructed", multiplied)
     with watched() as seen:
         drawings.how(True)
     (x, y, _), eta = (z[0] for z in seen.sampled[0]), closed_form(4, 5)[0]
     (table,) = read_tables(capsys.readouterr().out)
+    assert [row["t"] for row in table.rows] == ["1", "2", "3", "4", "5"]
     for t, row in enumerate(table.rows, 1):
-        written, gd = y[:t].mT @ x[:t], eta / 5 * y[:t].mT @ x[:t] @ x[t]
+        written = y[:t].mT @ x[:t]
+        gd = eta / 5 * written @ x[t]                       # each example has its N-th part
+        for head, vector in (("o_t", times * gd), ("GD, step η t/N", gd), ("y_{t+1}", y[t])):
+            agree(0.006, **{head: (numbers(row[head]), vector)})
         for head, M in (("largest |Z_t - Σ y xᵀ|", written), ("|o_t - GD|", gd)):
-            assert float(row[head]) == pytest.approx(M.abs().max().item(), rel=0.06)
-        agree(0.006, o=(numbers(row["o_t"]), 2 * gd), gd=(numbers(row["GD, step η t/N"]), gd))
+            off = (times - 1) * M.abs().max().item()
+            assert float(row[head]) == pytest.approx(off, rel=0.06, abs=1e-5)
+    (ax,) = seen.figures[0].axes
+    images = [torch.tensor(image.get_array().data) for image in ax.images]
+    assert len(images) == 11 + 6 + 5 + 5        # tokens; C Q Cᵀ = y xᵀ; states; Z x = o, GD, y
+    for t in range(1, 6):
+        agree(1e-6, state=(images[16 + t], times * y[:t].mT @ x[:t]))
+    agree(1e-6, cross=(images[16], torch.outer(y[1], x[1])), Z=(images[22], times * written))
+    for image, vector in zip(images[23:], (x[5], times * gd, gd, y[5]), strict=True):
+        agree(1e-6, vector=(image, vector[:, None]))
+    said = [text.get_text() for text in ax.texts]
+    for vector in (images[24], images[26]):
+        assert {f"{v:.2f}" for v in vector.flatten()} <= set(said)
 
 
 def test_forms_counts_what_each_keeps(shown):
