@@ -366,7 +366,7 @@ def load(folder):
 class Objective(nn.Module):
     """The loss as a module, whose call DistributedDataParallel takes hold of."""
 
-    def __init__(self, turns, model, compile=False):
+    def __init__(self, turns, model, compile):
         super().__init__()
         self.turns, self.model = turns, model
         for turn in turns:

@@ -126,12 +126,12 @@ def begin(folder, args, config, path, step):
     """The folder as a run begins or goes on: nothing in it from after the checkpoint at `path`."""
     if path is None:
         for name in ("metrics.csv", "last.pt", "previous.pt", "best.pt", "weights.pt",
-                     "result.json", "figure.png", "config.json"):
+                     "result.json", "figure.png"):
             (folder / name).unlink(missing_ok=True)
     elif path.name == "previous.pt":
         os.replace(path, folder / "last.pt")
     write_metrics(folder / "metrics.csv", step)
-    if not (folder / "config.json").exists():
+    if path is None or not (folder / "config.json").exists():
         # for lm.py generate; a resumed run may have moved its data
         data = args.data and os.path.abspath(args.data)
         write_json(folder / "config.json", dict(config, data=data))
