@@ -56,11 +56,10 @@ DENSE = (1, 2, 5, 10, 20, 50)       # validations at a dense start
 
 def arguments(argv=None):
     """The words of a command. Its task is found first, then what that task takes is offered."""
-    script = sys.argv[0] if argv is None else "train.py"
-    argv = sys.argv[1:] if argv is None else list(argv)
+    script, *words = sys.argv if argv is None else ["train.py", *argv]
     early = argparse.ArgumentParser(add_help=False)
     early.add_argument("--task")
-    Task = TASKS.get(early.parse_known_args(argv)[0].task)
+    Task = TASKS.get(early.parse_known_args(words)[0].task)
 
     title, examples = __doc__.split("\n\n")[:2]
     parser = argparse.ArgumentParser(
@@ -100,10 +99,10 @@ def arguments(argv=None):
             value = "" if values.get(name) is None else f" ({values[name]})"
             group.add_argument(flag(name), help=option.help + value, **how)
 
-    args, args.unknown = parser.parse_known_args(argv)
+    args, args.unknown = parser.parse_known_args(words)
     typed = {name: getattr(args, name) for options in groups.values() for name in options}
     args.overrides = {name: value for name, value in typed.items() if value is not None}
-    args.script, args.command = script, argv
+    args.command = [script, *words]
     return args
 
 
@@ -125,18 +124,6 @@ def numbers(args):
     return Task, recipe
 
 
-def check(args, task, recipe):
-    """What a run, unlike a dry run, cannot do."""
-    last = f"{args.task} keeps its last weights; no validation chooses any"
-    tests, chooses = args.test_every_validation, task.choose is not None
-    refuse((args.world, "--world is for --dry-run; a run has as many processes as torchrun "
-            "--nproc_per_node starts"),
-           (tests and not chooses, f"--test-every-validation: {last}"),
-           (recipe["patience"] and not chooses, f"--patience: {last}"),
-           (tests and not getattr(task, "has_test", True),
-            f"--test-every-validation: {args.task} has no test tokens in the data folder"))
-
-
 # ----------------------------------------------------------------------------------------- one run
 
 def train(args):
@@ -145,7 +132,6 @@ def train(args):
     turns = [Task(data=args.data, **recipe) for _ in range(recipe["accumulate"])]
     if args.dry_run:
         return dry_run(args, turns[0], recipe, args.world or processes()[1])
-    check(args, turns[0], recipe)
     run = setup(args, turns, recipe)                # what is wrong is said before a file changes
     with run_folder(args, run.config) if run.rank == 0 else nullcontext(args.out) as run.folder:
         start(run)
@@ -161,22 +147,30 @@ def train(args):
 
 def setup(args, turns, recipe):
     """What a run has in hand: its task (once for each turn), machine, model, optimiser, data."""
-    run = SimpleNamespace(args=args, task=turns[0], recipe=recipe, step=0, best=BEST, best_saved=0)
+    task, tests = turns[0], args.test_every_validation
+    wants = "--test-every-validation" if tests else "--patience" if recipe["patience"] else None
+    refuse((args.world, "--world is for --dry-run; a run has as many processes as torchrun "
+            "--nproc_per_node starts"),
+           (wants and task.choose is None,
+            f"{wants}: {args.task} keeps its last weights; no validation chooses any"),
+           (tests and not getattr(task, "has_test", True),
+            f"--test-every-validation: {args.task} has no test tokens in the data folder"))
+
+    run = SimpleNamespace(args=args, task=task, recipe=recipe, step=0, best=BEST, best_saved=0)
     run.rank, run.world = processes()
     run.device, run.dtype, run.autocast = prepare(recipe, run.world)
     run.config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
-                      test_every_validation=args.test_every_validation, **recipe)
-
+                      test_every_validation=tests, **recipe)
     if run.rank == 0:
-        check_out(args)
+        check_out(args, run.config)
     same(dict(run.config, data=args.data, out=args.out, resume=args.resume), run.world)
 
     torch.manual_seed(args.seed)
-    run.model = run.task.model(args.model).to(run.device)
+    run.model = task.model(args.model).to(run.device)
     run.groups = parameter_groups(run.model, recipe)
     run.optimizer = torch.optim.AdamW(run.groups, lr=recipe["lr"],
                                       fused=run.device.type in ("cpu", "cuda"))
-    run.objective = Objective(turns, run.model, compiles(args.compile, run.device, run.task))
+    run.objective = Objective(turns, run.model, compiles(args.compile, run.device, task))
     if run.world > 1:
         run.objective = DistributedDataParallel(
             run.objective, device_ids=[run.device] if run.device.type == "cuda" else None)
@@ -192,28 +186,23 @@ def start(run):
     if run.args.resume:
         path, state = read_checkpoint(run.folder, run.config, run.rank, run.world)
     if path:
-        go_on(run, path, state)
+        run.step, run.best, run.start = state["step"], state["best"], run.start - state["seconds"]
+        try:
+            run.model.load_state_dict(state["model"])
+            there = [group["names"] for group in state["optimizer"]["param_groups"]]
+            if there != [group["names"] for group in run.groups]:
+                raise ValueError(f"it trains other parameters, {there}")
+            run.optimizer.load_state_dict(state["optimizer"])
+            for stream in run.streams:
+                stream.seek(state["stream"])
+        except Exception as error:                  # of whatever kind: the file may hold anything
+            what = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
+            raise ValueError(f"{path} is whole, but was not written by this code ({what}). Go on "
+                             "with the code that wrote it, or begin again with --force") from None
     if run.rank == 0:
         begin(run.folder, run.args, run.config, path, run.step)
         if not run.args.quiet:
             print_facts(run)
-
-
-def go_on(run, path, state):
-    """Weights, moments and the place in the data of a checkpoint."""
-    run.step, run.best, run.start = state["step"], state["best"], run.start - state["seconds"]
-    try:
-        run.model.load_state_dict(state["model"])
-        there = [group["names"] for group in state["optimizer"]["param_groups"]]
-        if there != [group["names"] for group in run.groups]:
-            raise ValueError(f"it trains other parameters, {there}")
-        run.optimizer.load_state_dict(state["optimizer"])
-        for stream in run.streams:
-            stream.seek(state["stream"])
-    except Exception as error:                      # of whatever kind: the file may hold anything
-        what = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
-        raise ValueError(f"{path} is whole, but was not written by this code ({what}). Go on with "
-                         "the code that wrote it, or begin again with --force") from None
 
 
 def print_facts(run):
@@ -377,14 +366,13 @@ def load(folder):
 class Objective(nn.Module):
     """The loss as a module, whose call DistributedDataParallel takes hold of."""
 
-    def __init__(self, turns, model, compile=False):
+    def __init__(self, turns, model, compile):
         super().__init__()
         self.turns, self.model = turns, model
         for turn in turns:
             turn.compiled = compile
-        self.losses = [turn.loss for turn in turns]
-        if compile:
-            self.losses = [torch.compile(loss, dynamic=False) for loss in self.losses]
+        self.losses = [torch.compile(turn.loss, dynamic=False) if compile else turn.loss
+                       for turn in turns]
 
     def forward(self, turn, batch):
         try:
@@ -392,7 +380,7 @@ class Objective(nn.Module):
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).split("\n\n")[0].split())  # then follow developers' hints
             print(f"torch.compile failed, going on without it: {reason}", file=sys.stderr)
-            self.losses = [task.loss for task in self.turns]
+            self.losses = [turn.loss for turn in self.turns]
             return self.losses[turn](self.model, batch)
 
 
@@ -407,12 +395,12 @@ def parameter_groups(model, recipe):
               for name, lr, decay in (("recurrent", recipe["recurrent_lr"], 0.0),
                                       ("other", recipe["lr"], recipe["weight_decay"]))}
     for prefix, module in model.named_modules():
-        for name, p in module.named_parameters(recurse=False):
+        for name, p in module.named_parameters(prefix, recurse=False):
             if p.requires_grad:
-                recurrent = name in getattr(module, "recurrent", ())
+                recurrent = name.split(".")[-1] in getattr(module, "recurrent", ())
                 group = groups["recurrent" if recurrent else "other"]
                 group["params"].append(p)
-                group["names"].append(f"{prefix}.{name}".lstrip("."))
+                group["names"].append(name)
     return [group for group in groups.values() if group["params"]]
 
 
@@ -429,7 +417,7 @@ def say_how_to_go_on(run):
     words = [word for word in run.args.command if word not in ("--force", "--resume")]
     words += ([] if run.args.out else ["--out", str(run.folder)]) + ["--resume"]
     print(f"stopped after step {run.step:,}; go on with", file=sys.stderr)
-    print(f"  {start} {shlex.join([run.args.script, *words])}", file=sys.stderr)
+    print(f"  {start} {shlex.join(words)}", file=sys.stderr)
 
 
 def stop_at_nonfinite(run, loss, norm, position):

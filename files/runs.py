@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 
@@ -33,19 +33,33 @@ PARTS = dict(model=dict, optimizer=dict, step=int, stream=object, seconds=float,
              config=dict)                       # of a checkpoint
 
 
-def check_out(args):
+def check_out(args, config):
     """Refuses an --out where this run may not go; nothing is touched."""
-    if args.resume and args.out is None:
-        raise ValueError("--resume needs --out, the folder of the run to go on with")
-    there = set(os.listdir(args.out)) if args.out and args.out.exists() else set()
+    folder, resume = args.out, args.resume
+    refuse((resume and not folder, "--resume needs --out, the folder of the run to go on with"))
+    there = set(os.listdir(folder)) if folder and folder.exists() else set()
     if not there - {"lock", "config.json.part"}:        # of a process killed before it began
         return
-    run = "config.json" in there and read_json(args.out / "config.json").keys() >= NAMED
-    run = run or args.resume and there & {"last.pt", "previous.pt"}
-    refuse((not run, f"--out {args.out} is not empty and holds no run: choose another, so that "
-            "nothing in it is overwritten"),
-           (not (args.force or args.resume), f"{args.out} already holds a run: choose another "
-            "--out, --resume to go on with it, or --force to overwrite it"))
+    old = read_json(folder / "config.json") if "config.json" in there else {}
+    saved = there & {"last.pt", "previous.pt"}
+    refuse((not (old.keys() >= NAMED or resume and saved), f"--out {folder} is not empty and holds "
+            "no run: choose another, so that nothing in it is overwritten"),
+           (not (args.force or resume), f"{folder} already holds a run: choose another --out, "
+            "--resume to go on with it, or --force to overwrite it"))
+    if resume and not saved:                    # then it begins again, if nothing is lost by that
+        compare(f"{folder} holds another run", old, config)
+        steps = [step for step, _ in read_metrics(folder / "metrics.csv")[1]]
+        lost = "result.json" in there or max(steps, default=0) > old["checkpoint_every"]
+        refuse((lost, f"{folder} holds a run whose checkpoint, last.pt, is gone: there is nothing "
+                "to go on from. --force trains it anew"))
+
+
+def compare(what, there, here):
+    """Refuses to go on with a run of other numbers, and names them."""
+    differs = [f"{name}: {there.get(name)} there, {here.get(name)} here"
+               for name in {**here, **there} if there.get(name) != here.get(name)
+               and name not in (*MACHINE, "data")]
+    refuse((differs, f"{what} ({'; '.join(differs)})"))
 
 
 @contextmanager
@@ -54,16 +68,16 @@ def run_folder(args, config):
     folder = args.out or new_folder(args, config)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder):
-            check_out(args)                     # another process may just have been here
+        with locked(folder) if fcntl else nullcontext():
+            check_out(args, config)             # another process may just have been here
             try:
                 yield folder
-            except BaseException:
+            except BaseException:               # a start that failed leaves nothing
                 if set(os.listdir(folder)) <= {"lock", "config.json"}:
                     (folder / "config.json").unlink(missing_ok=True)
                 raise
     finally:
-        with suppress(OSError):                 # a start that failed leaves nothing
+        with suppress(OSError):
             folder.rmdir()
 
 
@@ -86,9 +100,6 @@ def new_folder(args, config):
 def locked(folder):
     """No other process may write here. The system itself unlocks what a killed one held."""
     path, ours = folder / "lock", False
-    if fcntl is None:
-        yield
-        return
     while not ours:
         file = open(path, "a+")
         try:
@@ -100,7 +111,7 @@ def locked(folder):
         except OSError:
             pass                                # a file system that has no locks
         # else: the one before us unlocked and removed it in between
-        ours = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+        ours = path.exists() and os.path.samefile(path, file.fileno())
     with file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -113,24 +124,24 @@ def locked(folder):
 
 def begin(folder, args, config, path, step):
     """The folder as a run begins or goes on: nothing in it from after the checkpoint at `path`."""
-    if path is None and (args.force or not args.resume):
+    if path is None:
         for name in ("metrics.csv", "last.pt", "previous.pt", "best.pt", "weights.pt",
-                     "result.json", "figure.png", "config.json"):
+                     "result.json", "figure.png"):
             (folder / name).unlink(missing_ok=True)
-    if path is not None and path.name == "previous.pt":
+    elif path.name == "previous.pt":
         os.replace(path, folder / "last.pt")
     write_metrics(folder / "metrics.csv", step)
-    if not (folder / "config.json").exists():
+    if path is None or not (folder / "config.json").exists():
         # for lm.py generate; a resumed run may have moved its data
-        data = None if args.data is None else os.path.abspath(args.data)
+        data = args.data and os.path.abspath(args.data)
         write_json(folder / "config.json", dict(config, data=data))
 
 
 def read_metrics(path):
     """(head, [(step, line)]) of metrics.csv, without blank lines or a last one cut short."""
     text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    head, *others = [line for line in lines if line.strip()] or [""]
+    lines = [line for line in text.splitlines(True) if line.endswith("\n") and line.strip()]
+    head, *others = lines or [""]
     try:
         return head, [(int(line.split(",")[0]), line) for line in others]
     except ValueError as error:
@@ -146,6 +157,16 @@ def write_metrics(path, step, rows=()):
         head = ",".join(rows[0]) + "\n"
     if head:
         write(path, "".join([head, *lines]).encode())
+
+
+def read_json(path):
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    refuse((not isinstance(value, dict),
+            f"{path} is not what a run writes: {str(value)[:40]!r} is no object"))
+    return value
 
 
 def save(path, state, keep=None):
@@ -166,63 +187,29 @@ def read(path):
         raise ValueError(f"{path} is refused: it is no file of tensors and plain values") from None
 
 
-def read_json(path):
-    try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is not what a run writes: {str(value)[:40]!r} is no object")
-    return value
-
-
 def read_checkpoint(folder, config, rank=0, world=1):
     """(path, state) of the newest whole checkpoint of this run, or None, None."""
-    state, damage = None, []
-    for path in (folder / "last.pt", folder / "previous.pt"):
+    found, said = (None, None), []
+    for path in filter(Path.exists, (folder / "last.pt", folder / "previous.pt")):
         try:
-            state = checked(path)
+            found = path, checked(path)
             break
-        except FileNotFoundError:
-            continue
         except ValueError as error:
-            damage.append(str(error))
+            said.append(str(error))
+    path, state = found
     step = state and state["step"]
     same(dict(step=step), world, f"found another checkpoint in {folder}, which all should see")
-    if state is None and damage:
-        raise ValueError(f"{'; '.join(damage)}. There is no whole checkpoint to go on from; "
-                         "--force starts again")
-    if state is None:
-        check_nothing_lost(folder, config)
-        path, said = None, [f"{folder} has no checkpoint yet; starting from the beginning"]
-    else:
+    if state:
         compare(f"{path} is the checkpoint of another run", state["config"], config)
-        said = [f"{text}; going on from {path.name}, the checkpoint before, at step {step:,}"
-                for text in damage]
-    if rank == 0 and said:
-        print(*said, sep="\n", file=sys.stderr)
-    return path, state
-
-
-def compare(what, there, here):
-    """Refuses to go on with a run of other numbers, and names them."""
-    differs = [f"{name}: {there.get(name)} there, {here.get(name)} here"
-               for name in {**here, **there} if there.get(name) != here.get(name)
-               and name not in (*MACHINE, "data")]
-    if differs:
-        raise ValueError(f"{what} ({'; '.join(differs)})")
-
-
-def check_nothing_lost(folder, config):
-    """Without a checkpoint a run may begin again only where none was ever finished."""
-    if not (folder / "config.json").exists():
-        return
-    old = read_json(folder / "config.json")
-    compare(f"{folder} holds another run", old, config)
-    steps = [step for step, _ in read_metrics(folder / "metrics.csv")[1]]
-    if (folder / "result.json").exists() or max(steps, default=0) > old["checkpoint_every"]:
-        raise ValueError(f"{folder} holds a run whose checkpoint, last.pt, is gone: there is "
-                         "nothing to go on from. --force trains it anew")
+        said = [f"{damage}; going on from {path.name}, the checkpoint before, at step {step:,}"
+                for damage in said]
+    else:
+        refuse((said, f"{'; '.join(said)}. There is no whole checkpoint to go on from; --force "
+                "starts again"))
+        said = [f"{folder} has no checkpoint yet; starting from the beginning"]
+    for sentence in said if rank == 0 else ():
+        print(sentence, file=sys.stderr)
+    return found
 
 
 def checked(path):
@@ -232,8 +219,7 @@ def checked(path):
              and all(isinstance(state[name], kind) for name, kind in PARTS.items())
              and state["best"].keys() >= BEST.keys()
              and 0 <= state["step"] <= state["config"].get("steps", 0))
-    if not whole:
-        raise ValueError(f"{path} is refused: it is no checkpoint of a run")
+    refuse((not whole, f"{path} is refused: it is no checkpoint of a run"))
     return state
 
 
@@ -252,10 +238,9 @@ def load(folder, tasks, kind, file):
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / file} is not as train.py wrote it ({type(error).__name__}: "
                          f"{error})") from None
-    if not Task:
-        raise ValueError(f"{folder} is a run of {said['task']}, not of {kind}: {', '.join(tasks)}")
+    refuse((not Task, f"{folder} is a run of {said['task']}, not of {kind}: {', '.join(tasks)}"))
     paths = [folder / name for name in ("best.pt", "weights.pt", "last.pt")]
-    path = next((path for path in paths if path.exists()), None)
+    path = next(filter(Path.exists, paths), None)
     if path is None:
         raise FileNotFoundError(f"{folder} has no weights yet (best.pt, weights.pt or last.pt): "
                                 "let it reach its first checkpoint, or finish it with --resume")

@@ -10,17 +10,15 @@ import torch.distributed as dist
 
 
 def choose_device(name):
-    backends = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available())
-    for kind, there in backends.items():
-        if name == kind and not there:
-            raise ValueError(f"--device {kind}: this machine (or this build of torch) has no "
-                             f"{kind.upper()} device")
-        if name in ("auto", kind) and there:
-            device = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
-            if kind == "cuda":
-                torch.cuda.set_device(device)
-            return device
-    return torch.device("cpu")
+    there = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
+    kind = next(kind for kind in there if there[kind]) if name == "auto" else name
+    if not there[kind]:
+        raise ValueError(f"--device {kind}: this machine (or this build of torch) has no "
+                         f"{kind.upper()} device")
+    device = torch.device(kind, None if kind == "cpu" else int(os.environ.get("LOCAL_RANK", 0)))
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def processes():

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._inductor import metrics
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 import lm
 import lra
@@ -38,7 +39,7 @@ from baselines import offered
 from files import runs
 from gril import Block, GrilMixer
 from machine import cost
-from machine.errors import known
+from machine.devices import Epochs
 from machine.options import Option
 from tasks import InContext
 from test_lm import Hostile, text_file
@@ -69,7 +70,6 @@ class Toy(tasks.Task):
 
     def model(self, name="gril"):
         r, H = self.recipe, self.recipe["H"]
-        known("model", name, dict.fromkeys(("gril", "linear")))
         embed = nn.Embedding(4, H)
         if name == "linear":
             return nn.Sequential(embed, nn.Linear(H, 5 * H, bias=False),
@@ -105,24 +105,16 @@ class Toy(tasks.Task):
         return f"accuracy {result['test_accuracy']}, best {result.get('best_test_accuracy')}"
 
 
-class ToyStream:
+class ToyStream(Epochs):
     def __init__(self, task, seed, batch, device, rank, world):
-        self.seed, self.batch, self.rank, self.world = seed, batch, rank, world
-        self.tokens, self.labels = task.read("train")
-        self.seek((0, 0))
+        self.seed, (self.tokens, self.labels) = seed, task.read("train")
+        super().__init__(batch, slice(rank, None, world), world)
 
-    def seek(self, position):
-        self.epoch, self.index = position
-        self.order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.labels))
+    def ordered(self, epoch):
+        rows = np.random.default_rng([self.seed, epoch]).permutation(len(self.labels))
+        return rows[:len(rows) // self.batch * self.batch].reshape(-1, self.batch)
 
-    def position(self):
-        return self.epoch, self.index
-
-    def __next__(self):
-        if self.index + self.batch > len(self.order):
-            self.seek((self.epoch + 1, 0))
-        rows = self.order[self.index:self.index + self.batch][self.rank::self.world]
-        self.index += self.batch
+    def take(self, rows):
         return self.tokens[rows], self.labels[rows]
 
 
@@ -159,6 +151,18 @@ def tiny(task, data, more=""):
 def trained(folder, *words):
     """The result of a run in folder."""
     return train.main([*" ".join(words).split(), "--out", str(folder)])
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(message, folder, *words):
+    """The run does not begin, or leaves nothing behind: every file is as it was."""
+    before = folder.exists(), files(folder)
+    with pytest.raises(SystemExit, match=message):
+        trained(folder, *words)
+    assert (folder.exists(), files(folder)) == before
 
 
 # ------------------------------------------------------ runs in a process of their own, and faults
@@ -222,24 +226,20 @@ def run(folder, *words, fault=None):
 
 
 def contents(folder):
-    """Everything of a finished run but the clock: result, metrics, weights, optimiser, best."""
-    result = json.loads((folder / "result.json").read_text())
-    del result["seconds"]
-    last = runs.read(folder / "last.pt")
-    moments = {f"{i}.{name}": value for i, state in last["optimizer"]["state"].items()
-               for name, value in state.items()}
-    best = last["best"]["weights"]
-    kept = runs.read(folder / ("best.pt" if best else "weights.pt"))
-    tensors = dict(last=last["model"], best=best or {}, moments=moments, kept=kept)
-    return (result, (folder / "metrics.csv").read_text(),
-            {(kind, name): x for kind, table in tensors.items() for name, x in table.items()})
+    """Everything of a finished run but the clock, by its place."""
+    result, last = json.loads((folder / "result.json").read_text()), runs.read(folder / "last.pt")
+    del result["seconds"], last["seconds"]
+    kept = runs.read(folder / ("best.pt" if last["best"]["weights"] else "weights.pt"))
+    metrics = (folder / "metrics.csv").read_text().splitlines()
+    return dict(tree_flatten_with_path((result, last, kept, metrics))[0]), metrics
 
 
 def assert_same(ours, theirs):
-    (result, metrics, tensors), (result_, metrics_, tensors_) = contents(ours), contents(theirs)
-    assert result == result_ and metrics == metrics_ and tensors.keys() == tensors_.keys()
-    assert not [name for name, value in tensors.items() if not torch.equal(value, tensors_[name])]
-    steps = [int(row.split(",")[0]) for row in metrics.splitlines()[1:]]
+    (there, metrics), (there_, _) = contents(ours), contents(theirs)
+    assert there.keys() == there_.keys()
+    assert not [keystr(place) for place, x in there.items() if not (
+        torch.equal(x, there_[place]) if isinstance(x, torch.Tensor) else x == there_[place])]
+    steps = [int(row.split(",")[0]) for row in metrics[1:]]
     assert steps == sorted(set(steps))
 
 
@@ -401,6 +401,13 @@ def stopped(whole, tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def halfway(stopped, tmp_path, monkeypatch):
+    """A copy of it, to be damaged."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
 def saved(state):
     runs.save(Path("saved"), state)
     return Path("saved").read_bytes()
@@ -426,18 +433,16 @@ REFUSED = dict(hostile=hostile, weights=lambda data: saved({"0.weight": torch.on
 
 @pytest.mark.parametrize("damage", DAMAGES | REFUSED)
 def test_a_damaged_checkpoint_is_recognised_and_the_one_before_taken(
-        whole, stopped, tmp_path, monkeypatch, capsys, damage):
-    monkeypatch.chdir(tmp_path)
+        whole, halfway, capsys, damage):
     words, folder = whole()
-    shutil.copytree(stopped, "run")
-    last = Path("run/last.pt")
+    last = halfway / "last.pt"
     last.write_bytes((DAMAGES | REFUSED)[damage](last.read_bytes()))
-    trained("run", words, "--resume")
+    trained(halfway, words, "--resume")
     said = capsys.readouterr().err
     assert f"last.pt is {'refused' if damage in REFUSED else 'damaged: its checksum'}" in said
     assert "going on from previous.pt, the checkpoint before, at step 20" in said
     assert "weights" not in said.lower().replace("weights.pt", "")  # torch's advice, to trust it
-    assert_same(Path("run"), folder)
+    assert_same(halfway, folder)
     assert not Path("touched").exists()
 
 
@@ -448,61 +453,49 @@ def test_fuzzed_checkpoints_are_read_or_refused(stopped, tmp_path, monkeypatch, 
     fuzz(tmp_path / "run", rounds, lambda: runs.read(tmp_path / "run/best.pt"), monkeypatch)
 
 
-def test_a_damaged_checkpoint_never_displaces_the_good_one(whole, stopped, tmp_path):
+def test_a_damaged_checkpoint_never_displaces_the_good_one(whole, halfway):
     """After going on from the one before, that one is still there when the next write fails."""
     words, folder = whole()
-    shutil.copytree(stopped, tmp_path / "run")
-    (tmp_path / "run/last.pt").write_bytes(b"")
-    assert run(tmp_path / "run", words, "--resume", fault=("loss", 3, fill_disk))[0] == 1
-    assert runs.read(tmp_path / "run/last.pt")["step"] == 20
-    goes_on(tmp_path / "run", words, folder)
+    (halfway / "last.pt").write_bytes(b"")
+    assert run(halfway, words, "--resume", fault=("loss", 3, fill_disk))[0] == 1
+    assert runs.read(halfway / "last.pt")["step"] == 20
+    goes_on(halfway, words, folder)
 
 
 @pytest.mark.parametrize("parts", (
     dict(model={"0.weight": torch.ones(4, 16)}), dict(optimizer={"state": {}, "param_groups": []}),
     dict(stream="here")), ids=lambda parts: next(iter(parts)))
-def test_a_checkpoint_that_other_code_wrote_is_said(whole, stopped, tmp_path, monkeypatch, parts):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(stopped, "run")
-    last = Path("run/last.pt")
+def test_a_checkpoint_that_other_code_wrote_is_said(whole, halfway, parts):
+    last = halfway / "last.pt"
     last.write_bytes(altered(**parts)(last.read_bytes()))
-    before = files(Path("run"))
-    with pytest.raises(SystemExit, match="last.pt is whole, but was not written by this code"):
-        trained("run", whole()[0], "--resume")
-    assert files(Path("run")) == before
+    refused("last.pt is whole, but was not written by this code", halfway, whole()[0], "--resume")
 
 
 @pytest.mark.parametrize("alter", (
     lambda text: text + "1",                    # of a row of step 1000 its first digit: no step 1
     lambda text: text.replace("\n", "\n\n"), lambda text: "\ufeff" + text),
     ids=("cut short", "blank lines", "byte order mark"))
-def test_a_row_cut_short_is_not_taken_for_another(whole, stopped, tmp_path, alter):
+def test_a_row_cut_short_is_not_taken_for_another(whole, halfway, alter):
     words, folder = whole()
-    shutil.copytree(stopped, tmp_path / "run")
-    path = tmp_path / "run/metrics.csv"
+    path = halfway / "metrics.csv"
     path.write_text(alter(path.read_text()))
-    trained(tmp_path / "run", words, "--resume")
-    assert_same(tmp_path / "run", folder)
+    trained(halfway, words, "--resume")
+    assert_same(halfway, folder)
 
 
-def test_files_of_a_run_that_are_none_are_named(whole, stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path / "run")
-    (tmp_path / "run/metrics.csv").write_text("step,loss\nfive,1\n")
-    with pytest.raises(SystemExit, match="metrics.csv is not what a run writes.*'five'"):
-        trained(tmp_path / "run", whole()[0], "--resume")
-    (tmp_path / "run/result.json").write_text("{")
+def test_files_of_a_run_that_are_none_are_named(whole, halfway):
+    (halfway / "metrics.csv").write_text("step,loss\nfive,1\n")
+    refused("metrics.csv is not what a run writes.*'five'", halfway, whole()[0], "--resume")
+    (halfway / "result.json").write_text("{")
     with pytest.raises(ValueError, match="result.json is no JSON"):
-        train.load(tmp_path / "run")
+        train.load(halfway)
 
 
-def test_no_whole_checkpoint_is_said(whole, stopped, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(stopped, "run")
+def test_no_whole_checkpoint_is_said(whole, halfway):
     for name in ("last.pt", "previous.pt"):
-        Path("run", name).write_bytes(hostile(b""))
-    with pytest.raises(SystemExit, match="last.pt is refused.*previous.pt is refused.*"
-                                         "no whole checkpoint.*--force starts again"):
-        trained("run", whole()[0], "--resume")
+        (halfway / name).write_bytes(hostile(b""))
+    refused("last.pt is refused.*previous.pt is refused.*no whole checkpoint.*--force starts again",
+            halfway, whole()[0], "--resume")
     assert not Path("touched").exists()
 
 
@@ -510,11 +503,7 @@ def test_no_whole_checkpoint_is_said(whole, stopped, tmp_path, monkeypatch):
     ("--H 32", "H: 16 there, 32 here"), ("--steps 50", "steps: 40 there, 50 here"),
     ("--seed 1", "seed: 0 there, 1 here"), (SHORT, "task: toy there, nd_regression here")))
 def test_a_checkpoint_of_another_run_is_refused_with_what_differs(whole, stopped, more, differs):
-    before = (stopped / "last.pt").read_bytes()
-    with pytest.raises(SystemExit) as stop:
-        trained(stopped, whole()[0], more, "--resume")
-    assert "is the checkpoint of another run" in str(stop.value) and differs in str(stop.value)
-    assert (stopped / "last.pt").read_bytes() == before
+    refused(f"is the checkpoint of another run .*{differs}", stopped, whole()[0], more, "--resume")
 
 
 def test_a_resumed_run_may_change_its_machine_and_no_number(stopped):
@@ -530,12 +519,11 @@ def test_a_resumed_run_may_change_its_machine_and_no_number(stopped):
         assert refused == (name not in may), name
 
 
-def test_seconds_count_on_after_a_stop(whole, stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path / "run")
-    state = runs.read(stopped / "last.pt")
-    runs.save(tmp_path / "run/last.pt", dict(state, seconds=state["seconds"] + 5000))
-    result = trained(tmp_path / "run", whole()[0], "--resume")
-    for seconds in (result["seconds"], runs.read(tmp_path / "run/last.pt")["seconds"]):
+def test_seconds_count_on_after_a_stop(whole, halfway):
+    state = runs.read(halfway / "last.pt")
+    runs.save(halfway / "last.pt", dict(state, seconds=state["seconds"] + 5000))
+    result = trained(halfway, whole()[0], "--resume")
+    for seconds in (result["seconds"], runs.read(halfway / "last.pt")["seconds"]):
         assert state["seconds"] + 5000 < seconds < state["seconds"] + 5000 + 300
 
 
@@ -551,19 +539,11 @@ def test_force_leaves_nothing_of_the_run_before(whole, tmp_path):
     assert json.loads((tmp_path / "run/config.json").read_text())["task"] == "nd_regression"
 
 
-def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_run_in_use_is_left_alone(whole, stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path / "run")
-    with runs.locked(tmp_path / "run"):
-        before = files(tmp_path / "run")
+def test_a_run_in_use_is_left_alone(whole, halfway):
+    with runs.locked(halfway):
         for word in ("--resume", "--force"):
-            with pytest.raises(SystemExit, match=f"run is in use by process {os.getpid()} on "):
-                trained(tmp_path / "run", whole()[0], word)
-        assert files(tmp_path / "run") == before
-    assert not (tmp_path / "run/lock").exists()
+            refused(f"run is in use by process {os.getpid()} on ", halfway, whole()[0], word)
+    assert not (halfway / "lock").exists()
 
 
 def test_the_same_command_twice_at_once_gets_two_folders(tmp_path, monkeypatch):
@@ -580,18 +560,14 @@ def test_a_start_that_fails_leaves_no_folder(toy, tmp_path, monkeypatch):
     def loss(*of):
         raise MemoryError
     monkeypatch.setattr(Toy, "loss", loss)
-    with pytest.raises(SystemExit, match="too little memory. A smaller --batch, or --accumulate"):
-        trained(tmp_path / "run", toy)
-    assert not (tmp_path / "run").exists()
+    refused("too little memory. A smaller --batch, or --accumulate", tmp_path / "run", toy)
 
 
 def test_a_split_that_is_missing_is_said_before_the_run(data, tmp_path, monkeypatch):
     plain = lm.read_tokens
     monkeypatch.setattr(lm, "read_tokens", lambda folder, kind, split, *of: (
         None if split == "valid" else plain(folder, kind, split, *of)))
-    with pytest.raises(SystemExit, match="has no valid tokens"):
-        trained(tmp_path / "run", tiny("text_file", data))
-    assert not (tmp_path / "run").exists()
+    refused("has no valid tokens", tmp_path / "run", tiny("text_file", data))
 
 
 def test_a_run_of_more_than_one_checkpoint_never_begins_again_unasked(whole, tmp_path):
@@ -599,10 +575,8 @@ def test_a_run_of_more_than_one_checkpoint_never_begins_again_unasked(whole, tmp
     shutil.copytree(folder, tmp_path / "run")
     for name in ("last.pt", "result.json"):
         (tmp_path / "run" / name).unlink()
-    before = files(tmp_path / "run")
-    with pytest.raises(SystemExit, match="whose checkpoint, last.pt, is gone.*--force trains it"):
-        trained(tmp_path / "run", words, "--resume")
-    assert files(tmp_path / "run") == before
+    refused("whose checkpoint, last.pt, is gone.*--force trains it", tmp_path / "run", words,
+            "--resume")
 
 
 def test_plain_torch_load_reads_the_files(whole, data):
@@ -656,7 +630,7 @@ def pair(exact, tmp_path_factory):
     return folder, said
 
 
-def test_two_processes_are_one(exact, pair, tmp_path):
+def test_two_processes_are_one(exact, tmp_path):
     trained(tmp_path / "one", exact, "--dropout 0")
     assert together(tmp_path / "two", exact, "--dropout 0")[0] == [0, 0]
     one, two = losses(tmp_path / "one", tmp_path / "two")
@@ -704,9 +678,7 @@ def test_a_port_in_use_is_said(exact, tmp_path):
 def test_a_rank_outside_the_world_is_refused(toy, tmp_path, monkeypatch, environment):
     for setting in environment.split():
         monkeypatch.setenv(*setting.split("="))
-    with pytest.raises(SystemExit, match=" and ".join(environment.split()) + ", which is no proc"):
-        trained(tmp_path / "run", toy)
-    assert not (tmp_path / "run").exists()
+    refused(f"{' and '.join(environment.split())}, which is no proc", tmp_path / "run", toy)
 
 
 @pytest.mark.parametrize("lost", (0, 1))
@@ -912,23 +884,6 @@ def test_exactly_these_parameters_train_at_the_lower_rate(task):
             "recurrent": (0.25, 0.0), "other": (1.0, 0.5)}.items(), name
 
 
-def test_two_rates_warm_up_and_cosine(toy, tmp_path, monkeypatch):
-    rates, plain = [], torch.optim.AdamW.step
-
-    def step(self):
-        rates.append({g["name"]: dict(g) for g in self.param_groups})
-        return plain(self)
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    trained(tmp_path / "run", toy)
-    recurrent, other = ([rate[name]["lr"] for rate in rates] for name in ("recurrent", "other"))
-    cosine = 0.5 * (1 + np.cos(np.pi * 4 / 40))
-    assert other[:5] == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01 * cosine])
-    assert other[-1] < 1e-4 and recurrent == pytest.approx([0.3 * rate for rate in other])
-    assert [rates[0][name]["weight_decay"] for name in ("recurrent", "other")] == [0, 0.01]
-    names = {name.split(".")[-1] for name in rates[0]["recurrent"]["names"]}
-    assert names == {"nu", "theta", "Q", "q", "beta"}
-
-
 def test_bfloat16_autocast_keeps_float32_weights(toy, tmp_path):
     with torch.backends.mkldnn.flags(enabled=False):        # it needs CPUs with bf16 instructions
         for dtype in ("bfloat16", "float32"):
@@ -973,7 +928,7 @@ def test_a_gradient_that_is_not_finite_names_the_batch(toy, tmp_path, monkeypatc
     with pytest.raises(SystemExit, match=(
             r"step 14: the loss is 0\.\d+, the gradient norm (nan|inf); its gradient is first not "
             r"finite in 1\.mixer\.\w+ \(group recurrent\).*"
-            r"number 14 of seed 0, ending at \[1, 24\] of the data")):
+            r"number 14 of seed 0, ending at \[1, 3\] of the data")):
         trained(tmp_path / "run", toy)
     good, last = (runs.read(tmp_path / "run" / name) for name in ("weights.pt", "last.pt"))
     assert last["step"] == 10 and all(value.isfinite().all() for value in good.values())
@@ -1154,8 +1109,15 @@ def test_the_dry_run_catches_a_tensor_left_on_the_cpu(monkeypatch, forget):
 
 # ------------------------------------------------------------------------------------ growth, size
 
-def grows(task, words, tmp_path, monkeypatch, steps):
-    """(objects, open files, megabytes) at each validation of a tiny run."""
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts open files in /proc")
+@pytest.mark.parametrize("task, steps", (
+    ("nd_regression", 300), ("listops", 100),
+    pytest.param("text_file", 100, marks=pytest.mark.slow),
+    pytest.param("nd_regression", 100_000, marks=pytest.mark.slow)))
+def test_nothing_grows_with_the_steps(data, tmp_path, monkeypatch, task, steps):
+    words = "--task nd_regression --f 2 --n 2 --batch 2 --tasks 100 --quiet"
+    if task != "nd_regression":
+        words = tiny(task, data)
     owner = train.TASKS[task]
     seen, validate = [], owner.validate
 
@@ -1169,22 +1131,8 @@ def grows(task, words, tmp_path, monkeypatch, steps):
     monkeypatch.setattr(owner, "validate", watch)
     trained(tmp_path / "run", words, f"--steps {steps} --evaluate-every {steps // 10}",
             f"--checkpoint-every {steps // 20}")
-    return seen[-9:]                                            # the first tenth warms up
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts open files in /proc")
-@pytest.mark.parametrize("task, steps", (
-    ("nd_regression", 300), ("listops", 100),
-    pytest.param("text_file", 100, marks=pytest.mark.slow),
-    pytest.param("nd_regression", 100_000, marks=pytest.mark.slow)))
-def test_nothing_grows_with_the_steps(data, tmp_path, monkeypatch, task, steps):
-    words = "--task nd_regression --f 2 --n 2 --batch 2 --tasks 100 --quiet"
-    if task != "nd_regression":
-        words = tiny(task, data)
-    objects, files, megabytes = zip(*grows(task, words, tmp_path, monkeypatch, steps))
-    more = [max(seen) - seen[0] for seen in (objects, files, megabytes)]
-    print("more objects, open files, megabytes:", *more)
-    assert more[0] < 100 and more[1] == 0 and more[2] < 10
+    objects, opened, megabytes = (max(of) - of[0] for of in zip(*seen[-9:]))    # then it is warm
+    assert objects < 100 and opened == 0 and megabytes < 10
 
 
 @pytest.mark.parametrize("task", train.IN_CONTEXT)
@@ -1219,10 +1167,8 @@ def test_one_token_at_a_time_of_data_without_variety(tmp_path, task, more):
 @pytest.mark.parametrize("scale", ("1e10", "1e-10"))
 def test_scales_beyond_float32_are_said_and_float64_holds_them(tmp_path, scale):
     words = f"--task nd_regression --scale {scale} --f 3 --n 5 --steps 3 --tasks 100 --quiet"
-    with pytest.raises(SystemExit, match=rf"--scale {scale.replace('1e10', '1e.10')} .*"
-                                         r"beyond float32.*--dtype float64 holds more"):
-        trained(tmp_path / "run", words)
-    assert not (tmp_path / "run").exists()
+    refused(f"--scale {scale.replace('1e10', '1e.10')} .*beyond float32.*"
+            "--dtype float64 holds more", tmp_path / "run", words)
     result = trained(tmp_path / "run", words, "--dtype float64")
     assert result["constructed_loss"] == pytest.approx(result["gd_loss"], rel=1e-10)
     assert math.isfinite(result["loss"]) and 0 < result["gd_loss"] < result["zero_loss"]
@@ -1345,18 +1291,13 @@ def test_a_run_in_float64_loads(tmp_path, model):
     ("nd_regression --model s6", "There are: gril, no_window"),
     ("nd_regression --recipe quick", "There are: default, paper"),
     ("nd_regression --f 0", "--f must be at least 1, got 0"),
-    ("nd_regression --n 0", "--n must be at least 1, got 0"),
     ("nd_regression --steps 0", "--steps must be at least 1, got 0"),
-    ("nd_regression --tasks 0", "--tasks must be at least 1, got 0"),
     ("nd_regression --threads -1", "--threads must be 0 or more, got -1"),
     ("nd_regression --world -2 --dry-run", "--world must be 0 or more, got -2"),
     ("nd_regression --patience 3", "--patience: nd_regression keeps its last weights"),
     ("nd_regression --layers 3",
      "gril of nd_regression has one layer; multistep_regression has several"),
     ("nonlinear_regression --model gd_dagger_rho --layers 2", "has one layer"),
-    ("listops --J 0", "--J must be at least 1, got 0"),
-    ("nd_regression --clip -1", "--clip must be 0 or more, got -1"),
-    ("text --patience -1", "--patience must be 0 or more, got -1"),
     ("text --f 10", "--f is for scalar_regression, nd_regression, "),
     ("text --f=10", "; text takes --layers --H "),
     ("nd_regression --hidden 7", "--hidden is for scalar_regression; nd_regression takes --f"),
@@ -1385,7 +1326,6 @@ def test_a_run_in_float64_loads(tmp_path, model):
     ("multistep", "did you mean multistep_regression?"),
     ("wikitext", "did you mean wikitext103 or wikitext2?"),
     ("nd_regression --threads 1000000", "--threads must be at most 1024"),
-    ("nd_regression --recurrent-lr -0.01", "--recurrent-lr must be 0 or more, got -0.01"),
     ("nd_regression --lr inf", "--lr must be a finite number, got inf"),
 ))
 def test_mistakes_are_answered(tmp_path, monkeypatch, words, answer):
@@ -1417,7 +1357,7 @@ def test_every_number_has_its_range_and_not_a_number_is_in_none(task):
             wrong.append(bound - 1)
         for value in wrong:
             with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} must be "):
-                option.check(name, value)
+                train.TASKS[task](**{name: value})
 
 
 @pytest.mark.parametrize("task", ("", *train.TASKS))
