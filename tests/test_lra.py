@@ -48,7 +48,7 @@ def opened(name, folder, **numbers):
 
 def real(name):
     """The task on real files, or no test."""
-    if not opened(name, REAL).sources(REAL):
+    if not opened(name, REAL).sources():
         pytest.skip(f"no {name} in GRIL_DATA")
     return REAL
 
@@ -156,7 +156,7 @@ PATHS = dict(train="listops/basic_train.tsv", val="listops/basic_val.tsv",
 
 def task(name, folder):
     """The task on small files that are written now, unless there are some."""
-    if not opened(name, folder).sources(folder):
+    if not opened(name, folder).sources():
         WRITE[name](folder)
     return opened(name, folder, **small)
 
@@ -404,9 +404,10 @@ def test_curves_are_read(tmp_path):
     assert documents(data["val"]) == [picture(i).tobytes() for i in (8, 18, 28, 38)]
     assert documents(data["test"]) == [picture(i).tobytes() for i in (9, 19, 29, 39)]
     assert data["val"].labels.tolist() == [0, 1] * 2 and data["test"].labels.tolist() == [1, 0] * 2
-    assert not LRA["pathfinder"].files(tmp_path)
-    write_files(tmp_path, {f"metadata/{d}.npy": b"" for d in range(12)})
-    found = [path.name for path in LRA["pathfinder"].files(tmp_path)]
+    assert not opened("pathfinder", tmp_path / "empty").sources()
+    home = tmp_path / LRA["pathfinder"].places[0]
+    write_files(home, {f"metadata/{d}.npy": b"" for d in range(12)})
+    found = [path.name for path in opened("pathfinder", tmp_path).sources()]
     assert found == [*(f"{d}.npy" for d in range(12)), "imgs"], "by number, however many there are"
 
 
@@ -547,7 +548,7 @@ def test_as_many_rows_as_lra_has_are_generated_unasked(tmp_path, monkeypatch):
     def generate(folder, *arguments):
         calls.append(arguments[:2])
         write_listops(folder.parent)
-    monkeypatch.setattr(lra, "generate_listops", generate)
+    monkeypatch.setattr(arena, "generate_listops", generate)
     prepare(tmp_path)
     prepare(tmp_path)               # what is there is read
     assert calls == [((96_000, 2_000, 2_000), 0)]
