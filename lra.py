@@ -16,10 +16,9 @@ straight from the files as people download them.
   image       a CIFAR-10 picture in grey            10 classes                1,024 pixels
   pathfinder  dashed curves                         are two dots connected?   1,024 pixels
 
-The data itself is files/arena.py's (Sec. 5, App. E). A row has a label and one document, or two; a
-document is a string of tokens, each one byte. Text keeps its bytes' own numbers: 0 is padding, 256
-an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2% larger than the
-paper's count). ListOps has 15 symbols and padding. H, P, J, w as in gril.py.
+The data itself is files/arena.py's (Sec. 5, App. E). Text keeps its bytes' own numbers: 0 is
+padding, 256 an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2% larger
+than the paper's count). ListOps has 15 symbols and padding. H, P, J, w as in gril.py.
 """
 import argparse
 import bisect
@@ -171,9 +170,9 @@ class Arena(Task):
                 print(f"{error}; reading {sources[0].parent} instead", file=sys.stderr)
         elif not sources:
             looked = ", ".join(str(self.folder / place) for place in self.places)
-            how = f". This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
-            how += " --short" if self.recipe.get("short") else ""
-            how = how if self.name in LRA else ""
+            command = f"prepare {self.name} --data {self.folder}"
+            command += " --short" if self.recipe.get("short") else ""
+            how = f". This gets it:\n  python lra.py {command}" if self.name in LRA else ""
             raise Missing(f"{self.name}: no data. Looked for {looked}{how}")
         return arena.collect(self.read(sources), sources)
 

@@ -27,7 +27,6 @@ import statistics
 import sys
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
