@@ -16,18 +16,18 @@ straight from the files as people download them.
   image       a CIFAR-10 picture in grey            10 classes                1,024 pixels
   pathfinder  dashed curves                         are two dots connected?   1,024 pixels
 
-The data itself is files/arena.py's (Sec. 5, App. E). A row has a label and one document, or two; a
-document is a string of tokens, each one byte. Text keeps its bytes' own numbers: 0 is padding, 256
-an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2% larger than the
-paper's count). ListOps has 15 symbols and padding. H, P, J, w as in gril.py.
+The data itself is files/arena.py's (Sec. 5, App. E). Text keeps its bytes' own numbers: 0 is
+padding, 256 an end token, so the vocabulary is 257 (which makes Text and Retrieval about 2% larger
+than the paper's count). ListOps has 15 symbols and padding. H, P, J, w as in gril.py.
 """
 import argparse
 import bisect
 import hashlib
 import os
+import sys
 import textwrap
 import time
-from functools import cached_property, partial
+from functools import cached_property
 from math import pi
 
 from machine.errors import Missing, known, refuse, spoken   # before torch, which loads for seconds
@@ -38,9 +38,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from baselines import offered, parameters
-from files.arena import (CIFAR_FILES, LISTOPS_FILES, LRAS, OPERATORS, RETRIEVAL_FILES, REVIEWS,
-                         SYMBOLS, generate_listops, load, read_image, read_listops, read_pathfinder,
-                         read_retrieval, read_text, store)
+from files import arena
+from files.arena import OPERATORS, SYMBOLS
 from files.downloads import data_folder, download, unpack
 from machine.devices import Epochs, my_share, on, summed
 from machine.options import Option, sizes
@@ -69,7 +68,8 @@ class Stream(Epochs):
         rng, n = np.random.default_rng([self.seed, epoch]), len(self.data.labels)
         rows = rng.permutation(n)[:n // self.batch * self.batch]
         pool = np.arange(len(rows)) // (64 * self.batch)
-        rows = rows[np.lexsort((self.task.lengths(self.data, rows), pool))]
+        _, lengths = self.task.spans(self.data, rows)
+        rows = rows[np.lexsort((lengths.max(0), pool))]
         rows = rows.reshape(-1, self.batch)                     # (batches, batch)
         return rows[rng.permutation(len(rows))]
 
@@ -124,7 +124,7 @@ class Arena(Task):
     """A Long Range Arena task; the five below say what differs."""
     classes, vocabulary = 2, None               # no vocabulary: grey values
     documents, end = 1, False                   # per row; does an end token follow each?
-    places, parts = (), ()                      # where files may be; in a folder, which
+    places, parts = (), ()                      # where files may be; in a folder, which (globs)
     published, wanted = None, None              # (address, file, MD5); which part of an archive
     paper_accuracy = None
     choose = "accuracy"
@@ -147,45 +147,50 @@ class Arena(Task):
 
     # ---- data
 
-    @classmethod
-    def files(cls, place):
-        return [place / part for part in cls.parts] if place.is_dir() else [place]
-
-    def sources(self, folder):
-        """The published files of the first place that has any."""
-        found = ([path for path in self.files(folder / place) if path.exists()]
-                 for place in self.places)
-        return next(filter(None, found), [])
+    def sources(self):
+        """The published files of the first place that has any, 2.npy before 10.npy."""
+        for place in (self.folder / place for place in self.places):
+            found = [place] if place.is_file() else [
+                path for part in self.parts
+                for path in sorted(place.glob(part), key=lambda path: (len(path.name), path))]
+            if found:
+                return found
+        return []
 
     @cached_property
     def data(self):
-        """{split: tokens, offsets, labels}"""
-        sources = self.sources(self.folder)
-        if not sources and not self.prepared.exists():
+        """{split: Split}, of the preparation if that is of these very sources, else of them."""
+        sources = self.sources()
+        if self.prepared.exists():
+            try:
+                return arena.reopen(self, sources)
+            except ValueError as error:
+                if not sources:
+                    raise
+                print(f"{error}; reading {sources[0].parent} instead", file=sys.stderr)
+        elif not sources:
             looked = ", ".join(str(self.folder / place) for place in self.places)
-            how = f". This gets it:\n  python lra.py prepare {self.name} --data {self.folder}"
-            how += " --short" if self.recipe.get("short") else ""
-            how = how if self.name in LRA else ""
+            command = f"prepare {self.name} --data {self.folder}"
+            command += " --short" if self.recipe.get("short") else ""
+            how = f". This gets it:\n  python lra.py {command}" if self.name in LRA else ""
             raise Missing(f"{self.name}: no data. Looked for {looked}{how}")
-        return load(self, sources)
+        return arena.collect(self.read(sources), sources)
 
-    def lengths(self, data, rows):
-        """Tokens that the model reads of each row's longer document, end token and all."""
-        documents = rows[:, None] * self.documents + np.arange(self.documents)
-        n = data.offsets[documents + 1] - data.offsets[documents]
-        return np.minimum(n.max(1) + self.end, self.recipe["length"])
+    def spans(self, data, rows):
+        """Where each row's documents start, and how many tokens of them are read, with the end."""
+        documents = rows * self.documents + np.arange(self.documents)[:, None]  # (documents, rows)
+        starts, ends = data.offsets[documents], data.offsets[documents + 1]
+        return starts, np.minimum(ends - starts + self.end, self.recipe["length"])
 
     def batch(self, data, rows, device="cpu"):
         """(tokens (B, T), lengths (B,), labels), padded; all first documents before all second."""
-        documents = (rows * self.documents + np.arange(self.documents)[:, None]).reshape(-1)
-        starts = data.offsets[documents]
-        lengths = np.minimum(data.offsets[documents + 1] - starts, self.recipe["length"] - self.end)
-        tokens = np.zeros((len(documents), self.padded(lengths.max() + self.end)), np.int32)
-        for line, start, n in zip(tokens, starts, lengths):
+        starts, lengths = map(np.ravel, self.spans(data, rows))
+        tokens = np.zeros((len(lengths), self.padded(lengths.max())), np.int32)
+        for line, start, n in zip(tokens, starts, lengths - self.end):
             line[:n] = data.tokens[start:start + n]
             if self.end:
                 line[n] = END
-        return on(device, tokens, lengths + self.end, data.labels[rows].astype(np.int64))
+        return on(device, tokens, lengths, data.labels[rows].astype(np.int64))
 
     def padded(self, n):
         """n; if compiled, rounded up to an eighth of the longest: eight shapes, not hundreds."""
@@ -236,7 +241,7 @@ class Arena(Task):
         if np.ndim(rows) == 0:
             n = len(data.labels)
             rows = np.linspace(0, n - 1, min(rows or n, n)).astype(int)
-        rows = rows[np.argsort(self.lengths(data, rows), kind="stable")]
+        rows = rows[np.argsort(self.spans(data, rows)[1].max(0), kind="stable")]
         sums = weight.new_zeros(2, dtype=torch.promote_types(weight.dtype, torch.float32))
         for start in my_share(range(0, len(rows), batch)):
             *inputs, labels = self.batch(data, rows[start:start + batch], weight.device)
@@ -256,6 +261,15 @@ class Arena(Task):
         loss, accuracy = self.evaluate(model, "val", rows)
         test = dict(test_accuracy=self.evaluate(model, "test", rows)[1]) if rows else {}
         return dict(loss=loss, accuracy=accuracy, **test)
+
+    def by_first_token(self, split):
+        """Of each row: is the class right that most rows of train with its first token have?"""
+        def first(data):
+            return data.tokens[np.minimum(data.offsets[:-1:self.documents], len(data.tokens) - 1)]
+
+        train, data, counts = self.data["train"], self.data[split], np.zeros((256, self.classes))
+        np.add.at(counts, (first(train), train.labels), 1)
+        return counts.argmax(1)[first(data)] == data.labels
 
     def report(self, model, seed=0):
         (loss, accuracy), labels = self.evaluate(model, "test"), self.data["test"].labels
@@ -292,8 +306,8 @@ class ListOps(Arena):
         paper=dict(PAPER, layers=6, H=128, P=32, J=8, steps=300_000, warmup=30_000, lr=2e-3,
                    recurrent_lr=5e-4, length=2048, r_min=0.0))
     places = "listops", "lra_release/listops-1000", "lra_release/lra_release/listops-1000"
-    parts, span = LISTOPS_FILES, LRAS
-    read = staticmethod(read_listops)
+    parts, span = arena.LISTOPS_FILES, arena.LRAS
+    read = staticmethod(arena.read_listops)
 
     def __init__(self, data=None, **numbers):
         super().__init__(data, **numbers)
@@ -303,11 +317,10 @@ class ListOps(Arena):
 
     def report(self, model, seed=0):
         """And by depth, beside what the outermost operator alone, seen on train, would answer."""
-        train, test = self.data["train"], self.data["test"]
-        outer = train.tokens[train.offsets[:-1]]                # the first symbol of each row
-        guess = {op: np.bincount(train.labels[outer == op]).argmax() for op in np.unique(outer)}
-        guessed = np.array([guess.get(op, 0) for op in test.tokens[test.offsets[:-1]]])
-        right, depths, by_depth = guessed == test.labels, depth(test), {}
+        right, test, by_depth = self.by_first_token("test"), self.data["test"], {}
+        opened = np.isin(test.tokens, [SYMBOLS.index(op) + 1 for op in OPERATORS]).astype(int)
+        level = np.cumsum(opened - (test.tokens == len(SYMBOLS)))       # 0 after every row
+        depths = np.maximum.reduceat(level, test.offsets[:-1])
         for d in np.unique(depths):
             rows = np.flatnonzero(depths == d)
             by_depth[int(d)] = dict(rows=len(rows), outermost=100 * right[rows].mean(),
@@ -326,14 +339,6 @@ class ListOps(Arena):
         return " ".join(SYMBOLS[token - 1] for token in tokens)
 
 
-def depth(data):
-    """Of each row of ListOps: how deep its operators are nested."""
-    operators = [SYMBOLS.index(op) + 1 for op in OPERATORS]
-    level = np.isin(data.tokens, operators).astype(int) - (data.tokens == len(SYMBOLS))
-    level = np.cumsum(level)                                    # 0 after every row
-    return np.maximum.reduceat(level, data.offsets[:-1])
-
-
 class Text(Arena):
     name, vocabulary, end = "text", 257, True
     paper_parameters, paper_accuracy = 1.43e6, 86.86
@@ -344,10 +349,10 @@ class Text(Arena):
                    gate="complex"))
     places = tuple(f"{where}aclImdb{ending}" for ending in ("", "_v1.tar.gz", ".tar.gz", ".tar.xz")
                    for where in ("imdb/", ""))
-    parts = REVIEWS
+    parts = arena.REVIEWS
     published = ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
                  "imdb/aclImdb_v1.tar.gz", "7c2ac02c03563afcf9b574c7e56c153a")
-    read = staticmethod(read_text)
+    read = staticmethod(arena.read_text)
 
     @staticmethod
     def decode(tokens):
@@ -362,9 +367,9 @@ class Retrieval(Arena):
         paper=dict(PAPER, layers=4, H=128, P=256, J=16, steps=100_000, warmup=10_000, lr=4e-3,
                    weight_decay=0.01, dropout=0.1, batch=64, length=4000, gate="complex"))
     places = "retrieval", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data"
-    parts = RETRIEVAL_FILES
+    parts = arena.RETRIEVAL_FILES
     published, wanted = RELEASE, "tsv_data"     # of LRA's release, which is 8 GB
-    read, decode = staticmethod(read_retrieval), staticmethod(Text.decode)
+    read, decode = staticmethod(arena.read_retrieval), staticmethod(Text.decode)
 
 
 class Image(Arena):
@@ -374,10 +379,10 @@ class Image(Arena):
         tiny=dict(TINY, **PIXELS, steps=1300, warmup=100, lr=3e-3),
         paper=dict(PAPER, **PIXELS, layers=7, H=512, P=256, J=2, steps=281_400, warmup=28_000,
                    lr=4e-3, dropout=0.1))
-    places, parts = ("cifar-10-batches-bin", "cifar-10-binary.tar.gz"), CIFAR_FILES
+    places, parts = ("cifar-10-batches-bin", "cifar-10-binary.tar.gz"), arena.CIFAR_FILES
     published = ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
                  "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
-    read = staticmethod(read_image)
+    read = staticmethod(arena.read_image)
 
     @staticmethod
     def decode(tokens):
@@ -394,14 +399,8 @@ class Pathfinder(Arena):
                    lr=4e-4, recurrent_lr=1e-4, weight_decay=0.10, dropout=0.1))
     published, wanted = RELEASE, "pathfinder32/curv_contour_length_14"
     places = wanted, f"lra_release/{wanted}", f"lra_release/lra_release/{wanted}"
-    read, decode = staticmethod(read_pathfinder), staticmethod(Image.decode)
-
-    @staticmethod
-    def files(place):
-        """Lists in the order of their numbers: which rows test would else depend on how many."""
-        lists = (place / "metadata").glob("*.npy")
-        lists = sorted(lists, key=lambda path: (len(path.name), path))
-        return lists and [*lists, place / "imgs"]
+    parts = "metadata/*.npy", "imgs"
+    read, decode = staticmethod(arena.read_pathfinder), staticmethod(Image.decode)
 
 
 LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)}
@@ -411,21 +410,19 @@ LRA = {task.name: task for task in (ListOps, Text, Retrieval, Image, Pathfinder)
 
 def prepare(task, args):
     """Gets a task ready: generates, downloads or just reads, then writes the token arrays."""
-    start, read = time.perf_counter(), task.read
-    asked = args.rows is not None or args.seed is not None
+    start, made = time.perf_counter(), isinstance(task, ListOps)
+    again = args.rows or args.seed is not None or args.force
     refuse((args.incomplete and task.name not in ("text", "image"),
             f"--incomplete is for text and image, not for {task.name}"),
-           (not isinstance(task, ListOps) and (asked or args.force),
+           (again and not made,
             f"--rows, --seed and --force are for listops, which is generated; {task.name} is read"))
-    if args.incomplete:
-        read = partial(read, incomplete=True)
-    if not isinstance(task, ListOps):
+    if not made:
         fetch(task)
-    elif asked or args.force or not task.sources(task.folder):
+    elif again or not task.sources():
         generate(task, args)
-    sources = task.sources(task.folder)
+    sources = task.sources()
     print(*(f"read     {path}" for path in sources), sep="\n")
-    store(task.prepared, sources, read)
+    arena.store(task, sources, **dict(incomplete=True) if args.incomplete else {})
     print(f"written  {task.prepared}")
     for split, (tokens, _, labels) in task.data.items():
         print(f"{split:8s} {len(labels):8,} rows {len(tokens):14,} tokens")
@@ -435,7 +432,7 @@ def prepare(task, args):
 def generate(task, args):
     """ListOps' rows; never over what is write-protected: renaming over a file asks for no mode."""
     rows, seed = args.rows or (96_000, 2_000, 2_000), args.seed or 0
-    for path in task.sources(task.folder):
+    for path in task.sources():
         refuse((not args.force, f"{path.parent} has rows already: --force replaces them, another "
                 "--data leaves them alone"),
                (not path.stat().st_mode & 0o222, f"{path} is write-protected and stays as it is, "
@@ -444,19 +441,19 @@ def generate(task, args):
         raise ValueError("--rows and --workers must be at least 1, --seed at least 0")
     print(f"generating {' + '.join(f'{n:,}' for n in rows)} rows, seed {seed}, "
           f"{args.workers} workers")
-    generate_listops(task.folder / task.places[0], rows, seed, args.workers, task.span)
+    arena.generate_listops(task.folder / task.places[0], rows, seed, args.workers, task.span)
 
 
 def fetch(task):
     """The published files, unless there are some; those that there are must be the published."""
     address, name, md5 = task.published
     path = task.folder / name
-    if not task.sources(task.folder):
+    if not task.sources():
         if not path.exists():
             download(address, path, md5)
         if task.wanted:
             unpack(path, task.folder, task.wanted)
-    taken = md5 and path in task.sources(task.folder)
+    taken = md5 and path in task.sources()
     if taken and hashlib.md5(path.read_bytes()).hexdigest() != md5:
         raise ValueError(f"{path}: not the published file, whose MD5 is {md5}. Remove it to "
                          "download it again")
@@ -477,9 +474,8 @@ def show(task, args):
     tokens, lengths, labels = next(task.stream(0, min(32, len(data.labels))))
     print(f"a batch  tokens {tuple(tokens.shape)}, lengths {lengths.min()} to {lengths.max()}, "
           f"labels {tuple(labels.shape)}")
-    first = data.tokens[np.minimum(data.offsets[:-1:task.documents], len(data.tokens) - 1)]
-    right = sum(np.bincount(data.labels[first == token]).max() for token in np.unique(first))
-    print(f"guess    {100 * right / len(first):.1f}% of train are right by the first token alone")
+    right = 100 * task.by_first_token("train").mean()
+    print(f"guess    {right:.1f}% of train are right by the first token alone")
     for split, (tokens, offsets, labels) in task.data.items():
         n, counts = np.diff(offsets), np.bincount(labels, minlength=task.classes)
         print(f"{split:8s} {len(labels):,} rows; tokens {n.min():,} to {n.max():,}, "

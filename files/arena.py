@@ -27,7 +27,6 @@ import statistics
 import sys
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +42,9 @@ SPLITS = "train", "val", "test"
 LISTOPS_FILES = tuple(f"basic_{split}.tsv" for split in SPLITS)
 RETRIEVAL_FILES = tuple(f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test"))
 REVIEWS = "train/pos", "train/neg", "test/pos", "test/neg"
-LONGEST = 4096                      # bytes kept of a text: more no preset reads
 CIFAR_FILES = *(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"
+LONGEST = 4096                      # bytes kept of a text: more no preset reads
+LARGEST = 1 << 28                   # bytes of a file that is read whole
 
 
 # ---------------------------------------------------------------------------- 1. ListOps, generated
@@ -104,7 +104,7 @@ def listops_lines(total, seed=0, workers=1, span=LRAS):
         first = numbers.stop
 
 
-def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1, span=LRAS):
+def generate_listops(folder, rows, seed=0, workers=1, span=LRAS):
     """basic_{train,val,test}.tsv in LRA's layout; all three appear, whole, or none."""
     lines = listops_lines(sum(rows), seed, workers, span)
     lines = iter(tqdm(lines, total=sum(rows), unit="row", ncols=80))
@@ -119,13 +119,29 @@ def generate_listops(folder, rows=(96_000, 2_000, 2_000), seed=0, workers=1, spa
 # --------------------------------------------------------------------------------------- 2. readers
 # Each yields rows (split, label, document, …).
 
-def check_whole(where, missing, task, incomplete):
-    if not missing:
-        return
-    what = f"{where}: {', '.join(missing)} should be there"
-    if not incomplete:
-        raise Missing(f"{what}. To go on without: python lra.py prepare {task} --incomplete")
-    print(f"{what}; going on without", file=sys.stderr)
+def plain(sources):
+    """(path, bytes) of files, and of all texts in folders."""
+    for source in sources:
+        for path in source.glob("*.txt") if source.is_dir() else [source]:
+            if not path.is_file() or path.stat().st_size > LARGEST:         # a pipe would never end
+                raise ValueError(f"{path}: no file, or one of more than {LARGEST:,} bytes")
+            yield path, path.read_bytes()
+
+
+def complete(sources, parts, ending, task, incomplete):
+    """(name, where, bytes) of an archive's or plain files, sorted; some must be of each part."""
+    source, packed = sources[0], sources[0].is_file() and sources[0].suffix != ".bin"
+    home = source if packed else source.parents[parts[0].count("/")]
+    name = re.compile(rf"(?:.*/)?((?:{'|'.join(parts)}){ending})")
+    files = {match[1]: data for path, data in (archive(source) if packed else plain(sources))
+             if (match := name.fullmatch(str(path)))}
+    missing = [part for part in parts if not any(file.startswith(part) for file in files)]
+    if missing:
+        what = f"{home}: {', '.join(missing)} should be there"
+        if not incomplete:
+            raise Missing(f"{what}. To go on without: python lra.py prepare {task} --incomplete")
+        print(f"{what}; going on without", file=sys.stderr)
+    return [(file, f"{home}/{file}", data) for file, data in sorted(files.items())]
 
 
 def table_rows(sources, names, columns, header=None):
@@ -140,9 +156,9 @@ def table_rows(sources, names, columns, header=None):
         print(f"no {names[1]}: {validates}", file=sys.stderr)
     for split, name in (("train", names[0]), ("test", names[2])):
         if split not in files:
-            there = ", ".join(path.name for path in sources)
-            raise Missing(f"{sources[0].parent / name} is missing beside {there}. In an empty data "
-                          "folder, python lra.py prepare TASK makes or downloads them all")
+            raise Missing(f"{sources[0].parent / name} is missing beside "
+                          f"{', '.join(path.name for path in sources)}. In an empty data folder, "
+                          "python lra.py prepare TASK makes or downloads them all")
     first = 2 if header else 1
     for split, path in files.items():
         tenth = "val" if split == "train" and "val" not in files else split
@@ -178,23 +194,11 @@ def byte_document(text, where):
 
 def read_text(sources, incomplete=False):
     """aclImdb/{train,test}/{pos,neg}/ID_RATING.txt, in folders or straight from the archive."""
-    source, files = sources[0].parent.parent, review_files(sources)
-    if sources[0].is_file():
-        source, files = sources[0], archive(sources[0])
-    name = re.compile(r"(?:.*/)?(train|test)/(pos|neg)/([^/]+\.txt)")
-    rows = {match.groups(): text for file, text in files if (match := name.fullmatch(file))}
-    there = {f"{part}/{kind}" for part, kind, _ in rows}
-    check_whole(source, [x for x in REVIEWS if x not in there], "text", incomplete)
-    for i, ((part, kind, file), text) in enumerate(sorted(rows.items())):
+    files = complete(sources, REVIEWS, r"/[^/]+\.txt", "text", incomplete)
+    for i, (name, where, text) in enumerate(files):
+        part, kind, _ = name.split("/")
         split = "val" if part == "train" and i % 10 == 9 else part
-        yield split, int(kind == "pos"), byte_document(text, f"{source}, {part}/{kind}/{file}")
-
-
-def review_files(folders):
-    for path in (path for folder in folders for path in folder.glob("*.txt")):
-        if not path.is_file() or path.stat().st_size > 1 << 24:             # a pipe would never end
-            raise ValueError(f"{path}: no file, or one of more than {1 << 24:,} bytes: no review")
-        yield path.as_posix(), path.read_bytes()
+        yield split, int(kind == "pos"), byte_document(text, where)
 
 
 def read_retrieval(sources):
@@ -206,26 +210,19 @@ def read_retrieval(sources):
 
 def read_image(sources, incomplete=False):
     """CIFAR-10's training batches, whose last tenth validates, then its test batch."""
-    source = sources[0]
-    if source.suffix == ".bin":
-        for path in sources:
-            check_size(path, path.stat().st_size)               # before it takes the memory
-        files = {path.name: (path, path.read_bytes()) for path in sources}
-    else:
-        files = {Path(member).name: (f"{source}, {Path(member).name}", data)
-                 for member, data in archive(source) if member.endswith(".bin")}
-    batches = [name for name in CIFAR_FILES if name in files]
-    check_whole(source, [x for x in CIFAR_FILES if x not in files], "image", incomplete)
-    n = sum(len(files[name][1]) for name in batches if name != "test_batch.bin") // 3073
-    splits = ["train"] * (n - n // 10) + ["val"] * (n // 10)
-    rows = (row for name in batches for row in image_rows(*files[name]))
-    for split, (label, pixels) in zip(itertools.chain(splits, itertools.repeat("test")), rows):
+    files = complete(sources, CIFAR_FILES, "", "image", incomplete)
+    n = sum(len(data) for name, _, data in files if name != "test_batch.bin") // 3073
+    rows = (row for _, where, data in files for row in image_rows(where, data))
+    for i, (label, pixels) in enumerate(rows):
+        split = "test" if i >= n else "val" if i >= n - n // 10 else "train"
         yield split, label, pixels.tobytes()
 
 
 def image_rows(where, data):
     """(label, grey values) of records of a label and red, green and blue planes."""
-    check_size(where, len(data))
+    if not data or len(data) % 3073:
+        raise ValueError(f"{where}: {len(data):,} bytes are no records of 3,073, a label and "
+                         "pixels")
     records = np.frombuffer(data, np.uint8).reshape(-1, 3073)
     labels = records[:, 0]
     at = (labels > 9).argmax()                                  # the first one, if any
@@ -236,21 +233,14 @@ def image_rows(where, data):
     return zip(labels.tolist(), luma.astype(np.uint8))
 
 
-def check_size(where, size):
-    if size % 3073 or not 0 < size <= 3073 * 100_000:
-        raise ValueError(f"{where}: {size:,} bytes are no records of 3,073, a label and pixels")
-
-
 LINE = re.compile(rb"\s*(imgs/\d+)\s+(sample_\d+\.png)\s+\S+\s+([01])(\s.*)?")
 
 
 def read_pathfinder(sources):
     """metadata/D.npy, despite its name, is text: a line a picture, with its file and its label."""
     seen = set()
-    for path in (path for path in sources if path.suffix == ".npy"):
-        if path.stat().st_size > 1 << 26:
-            raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no list of images")
-        for row, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    for path, lines in plain(path for path in sources if path.suffix == ".npy"):
+        for row, line in enumerate(lines.split(b"\n"), 1):
             if match := LINE.fullmatch(line):
                 split = {8: "val", 9: "test"}.get(len(seen) % 10, "train")
                 picture = path.parent.parent / match[1].decode() / match[2].decode()
@@ -312,18 +302,6 @@ def collect(rows, sources):
             for split, (tokens, offsets, labels) in parts.items()}
 
 
-def load(task, sources):
-    """A task's splits: of its preparation, if that is of these very sources, else of them."""
-    if task.prepared.exists():
-        try:
-            return reopen(task, sources)
-        except ValueError as error:
-            if not sources:
-                raise
-            print(f"{error}; reading {sources[0].parent} instead", file=sys.stderr)
-    return collect(task.read(sources), sources)
-
-
 def stamp(sources):
     """{source: [size, time]}; of a folder, the number of its files and a sum of all of theirs."""
     def seen(path):
@@ -342,12 +320,12 @@ def stamp(sources):
     return stamps
 
 
-def store(path, sources, read):
+def store(task, sources, **how):
     """What the sources hold, as one file of arrays."""
-    before, data = stamp(sources), collect(read(sources), sources)
+    before, data = stamp(sources), collect(task.read(sources, **how), sources)
     arrays = {f"{split}_{name}": array for split, part in data.items()
               for name, array in part._asdict().items()}
-    write_arrays(path, arrays, sources=before,
+    write_arrays(task.prepared, arrays, sources=before,
                  rows={split: len(part.labels) for split, part in data.items()})
 
 

@@ -15,7 +15,6 @@ import resource
 import shutil
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tarfile
@@ -26,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import baselines
 import lra
@@ -48,7 +48,7 @@ def opened(name, folder, **numbers):
 
 def real(name):
     """The task on real files, or no test."""
-    if not opened(name, REAL).sources(REAL):
+    if not opened(name, REAL).sources():
         pytest.skip(f"no {name} in GRIL_DATA")
     return REAL
 
@@ -121,14 +121,9 @@ def write_image(folder, rows=20):
 
 def png(pixels):
     """Grey values (height, width), or (height, width, 3) of colours, 4 with alpha."""
-    def chunk(kind, data):
-        return struct.pack(f">I4s{len(data)}sI", len(data), kind, data, zlib.crc32(kind + data))
-    height, width, *channels = pixels.shape
-    colour = {(): 0, (3,): 2, (4,): 6}[tuple(channels)]
-    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
-    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
-            + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b""))
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "png")
+    return data.getvalue()
 
 
 def picture(i):
@@ -156,7 +151,7 @@ PATHS = dict(train="listops/basic_train.tsv", val="listops/basic_val.tsv",
 
 def task(name, folder):
     """The task on small files that are written now, unless there are some."""
-    if not opened(name, folder).sources(folder):
+    if not opened(name, folder).sources():
         WRITE[name](folder)
     return opened(name, folder, **small)
 
@@ -207,25 +202,21 @@ def evaluate(symbols):
     return text, value
 
 
-def check_rows(lines):
+def checked(lines):
+    """[(symbols, value)] of rows, each label and each parenthesis as the evaluator has them."""
+    rows = []
     for i, line in enumerate(lines):
         source, target = line.rstrip("\r\n").split("\t")
         symbols = [symbol for symbol in source.split() if symbol not in "()"]
         text, value = evaluate(symbols)
         assert value == int(target), f"row {i}: {value}, not {target}"
         assert text == source, f"row {i}: the parentheses stand elsewhere"
-        yield symbols, value
+        rows.append((symbols, value))
+    return rows
 
 
-@pytest.mark.parametrize("split, rows", (("train", 2000), ("val", 200)))
-def test_an_independent_evaluator_agrees_with_every_label_of_lra(split, rows):
-    lines = (real("listops") / PATHS[split]).read_text().splitlines()[1:]
-    assert len(list(check_rows(lines))) >= rows
-
-
-def test_an_independent_evaluator_agrees_with_every_generated_label():
-    rows = list(check_rows(line.decode() for line in listops_lines(400, seed=3)))
-    assert len(rows) == 400 and all(500 < len(symbols) < 2000 for symbols, _ in rows)
+def generated(rows, seed):
+    return checked(line.decode() for line in listops_lines(rows, seed))
 
 
 def test_generated_rows_do_not_depend_on_the_workers():
@@ -288,22 +279,17 @@ def assert_same_distribution(ours, theirs):
         assert abs(z) < 3.3, f"{name}: {x.mean()} and {y.mean()}, z = {z}"
 
 
-def parsed(lines):
-    pairs = (line.replace("(", "").replace(")", "").split("\t") for line in lines)
-    return [(source.split(), int(target)) for source, target in pairs]
+@pytest.mark.parametrize("split, least", (("train", 2000), ("val", 200)))
+def test_the_evaluator_agrees_with_lras_files_and_generated_rows_are_like_them(split, least):
+    theirs = checked((real("listops") / PATHS[split]).read_text().splitlines()[1:])
+    assert len(theirs) >= least
+    assert_same_distribution(generated(least, seed=0), theirs)
 
 
-def generated(rows, seed):
-    return parsed(line.decode() for line in listops_lines(rows, seed))
-
-
-def test_generated_rows_are_distributed_like_lras_files():
-    lines = (real("listops") / PATHS["train"]).read_text().splitlines()[1:]
-    assert_same_distribution(generated(2000, seed=0), parsed(lines))
-
-
-def test_generated_rows_are_distributed_like_the_plain_recursion():
-    assert_same_distribution(generated(1000, seed=1), slow_rows(300, seed=1))
+def test_the_evaluator_agrees_with_generated_rows_and_they_are_like_the_plain_recursion():
+    ours = generated(1000, seed=1)
+    assert len(ours) == 1000 and all(500 < len(symbols) < 2000 for symbols, _ in ours)
+    assert_same_distribution(ours, slow_rows(300, seed=1))
 
 
 def test_a_short_row_would_be_noticed():
@@ -404,9 +390,10 @@ def test_curves_are_read(tmp_path):
     assert documents(data["val"]) == [picture(i).tobytes() for i in (8, 18, 28, 38)]
     assert documents(data["test"]) == [picture(i).tobytes() for i in (9, 19, 29, 39)]
     assert data["val"].labels.tolist() == [0, 1] * 2 and data["test"].labels.tolist() == [1, 0] * 2
-    assert not LRA["pathfinder"].files(tmp_path)
-    write_files(tmp_path, {f"metadata/{d}.npy": b"" for d in range(12)})
-    found = [path.name for path in LRA["pathfinder"].files(tmp_path)]
+    assert not opened("pathfinder", tmp_path / "empty").sources()
+    home = tmp_path / LRA["pathfinder"].places[0]
+    write_files(home, {f"metadata/{d}.npy": b"" for d in range(12)})
+    found = [path.name for path in opened("pathfinder", tmp_path).sources()]
     assert found == [*(f"{d}.npy" for d in range(12)), "imgs"], "by number, however many there are"
 
 
@@ -424,12 +411,9 @@ def test_a_coloured_picture_is_the_mean_of_its_colours(tmp_path, channels):
 @pytest.mark.parametrize("name", LRA)
 def test_real_files_are_read(name):
     """Whatever is there: labels of every class, tokens in range, and nothing in two splits."""
-    folder = real(name)
-    data, T = opened(name, folder).data, LRA[name]
-    for split, (tokens, offsets, labels) in data.items():
-        assert set(labels.tolist()) == set(range(T.classes)), split
-        assert (np.diff(offsets) > 0).all() and offsets[-1] == len(tokens), split
-        assert T.vocabulary is None or 0 < tokens.min() <= tokens.max() < T.vocabulary, split
+    data, T = check_arrays(name, real(name)), LRA[name]
+    for split, (_, offsets, labels) in data.items():
+        assert set(labels.tolist()) == set(range(T.classes)) and (np.diff(offsets) > 0).all(), split
     seen = [set(map(hash, documents(data[split]))) for split in data]
     assert not T.vocabulary or name == "retrieval" or len(seen[0] & seen[2]) < 0.01 * len(seen[2])
     if name == "pathfinder":
@@ -547,7 +531,7 @@ def test_as_many_rows_as_lra_has_are_generated_unasked(tmp_path, monkeypatch):
     def generate(folder, *arguments):
         calls.append(arguments[:2])
         write_listops(folder.parent)
-    monkeypatch.setattr(lra, "generate_listops", generate)
+    monkeypatch.setattr(arena, "generate_listops", generate)
     prepare(tmp_path)
     prepare(tmp_path)               # what is there is read
     assert calls == [((96_000, 2_000, 2_000), 0)]
@@ -801,24 +785,22 @@ def chunks_resummed(data):
 
 
 def harmed(path, data, rng):
-    """{path: bytes} of a mutation; every other time the sums that give it away are right again."""
+    """The bytes mutated; every other time the sums that give it away are right again."""
     if rng.random() < 0.5:
-        return {path: mutated(data, rng)}
+        return mutated(data, rng)
     if path.suffix == ".xz":
-        return {path: lzma.compress(mutated(lzma.decompress(data), rng), preset=0)}
-    if data[:1] == b"{" and path.suffix == ".bin":              # of arrays
+        return lzma.compress(mutated(lzma.decompress(data), rng), preset=0)
+    if path.suffix == ".pt":
+        data = mutated(data[:-32], rng)
+        return data + hashlib.sha256(data).digest()
+    if path.suffix == ".bin" and data[:1] == b"{":              # of arrays
         header, data = data.split(b"\n", 1)
         header, data = json.loads(header), mutated(data, rng)
         for place in header["arrays"].values():
             place[2] = zlib.crc32(data[place[0]:][:place[1]])
-        return {path: json.dumps(header).encode() + b"\n" + data}
-    if path.suffix == ".pt":
-        data = mutated(data[:-32], rng)
-        return {path: data + hashlib.sha256(data).digest()}
+        return json.dumps(header).encode() + b"\n" + data
     data = mutated(data, rng)
-    if path.suffix == ".png":
-        return {path: chunks_resummed(data)}
-    return {path: data}
+    return chunks_resummed(data) if path.suffix == ".png" else data
 
 
 @contextlib.contextmanager
@@ -850,32 +832,30 @@ def fuzz(folder, rounds, read, monkeypatch):
     rng, taken, refused, there = random.Random(0), 0, 0, sorted(folder.parent.rglob("*"))
     for _ in range(rounds):
         path = rng.choice(list(files))
-        harm = harmed(path, files[path], rng)
-        for touched, data in harm.items():
-            touched.write_bytes(data)
+        path.write_bytes(harmed(path, files[path], rng))
         with bounded(256 << 20):
             try:
                 read()
                 taken += 1
             except ValueError as error:
                 refused += 1
-                lists = path.suffix in (".npy", ".json")    # what they name may be missed
-                said, culprits = str(error), files if lists else harm
+                said, lists = str(error), path.suffix in (".npy", ".json")
+                culprits = files if lists else [path]       # what they name may be missed
                 named = lists and ".png" in said or any(path.name in said for path in culprits)
                 assert named and str(folder) in said and "MemoryError" not in said, (path, error)
-        for touched in harm:
-            touched.write_bytes(files[touched])
+        path.write_bytes(files[path])
     assert taken and refused and sorted(folder.parent.rglob("*")) == there
     assert contents(folder) == files
 
 
 def check_arrays(name, folder):
-    T = LRA[name]
-    for tokens, offsets, labels in opened(name, folder).data.values():
+    T, data = LRA[name], opened(name, folder).data
+    for tokens, offsets, labels in data.values():
         assert tokens.dtype == labels.dtype == np.uint8 and offsets.dtype == np.int64
         assert (np.diff(offsets) >= 0).all() and offsets[0] == 0 and offsets[-1] == len(tokens)
         assert len(offsets) == T.documents * len(labels) + 1 and labels.max() < T.classes
         assert T.vocabulary is None or 0 < tokens.min() <= tokens.max() < T.vocabulary
+    return data
 
 
 ROUNDS = pytest.mark.parametrize("rounds", (200, pytest.param(10_000, marks=pytest.mark.slow)))
@@ -938,6 +918,7 @@ def varied(tmp_path, name="text", rows=100):
 
 
 def test_a_batch_is_padded_to_its_longest_cut_and_ended(tmp_path):
+    """If compiled, to one of eight lengths."""
     made = task("text", tmp_path)
     made.recipe["length"] = 12
     tokens, lengths, labels = made.batch(made.data["test"], np.array([0, 25]))
@@ -947,15 +928,11 @@ def test_a_batch_is_padded_to_its_longest_cut_and_ended(tmp_path):
     tokens, lengths, _ = made.batch(made.data["test"], np.array([0, 2]))
     assert lengths.tolist() == [19, 20] and tokens.shape == (2, 20)
     assert tokens[0, 18:].tolist() == [lra.END, 0] and tokens[1, 19] == lra.END
-
-
-def test_a_compiled_loss_meets_eight_lengths_at_most(tmp_path):
-    made = task("text", tmp_path)
-    made.recipe["length"], made.compiled = 40, True
-    assert {made.padded(n) for n in range(1, 41)} == set(range(5, 41, 5))
-    assert all(n <= made.padded(n) < n + 5 for n in range(1, 41))
+    made.recipe["length"], made.compiled = 48, True
     tokens, lengths, _ = made.batch(made.data["test"], np.array([0, 2]))
-    assert lengths.tolist() == [19, 20] and tokens.shape == (2, 20) and made.padded(21) == 25
+    assert lengths.tolist() == [19, 20] and tokens.shape == (2, 24)
+    assert {made.padded(n) for n in range(1, 49)} == set(range(6, 49, 6))
+    assert all(n <= made.padded(n) < n + 6 for n in range(1, 49))
 
 
 def test_the_processes_of_a_run_share_an_evaluation(three_processes, tmp_path):
@@ -1236,6 +1213,23 @@ def test_validation_and_test_are_scored_on_their_own_rows(tmp_path):
     assert made.validate(Says(*p)).keys() == {"loss", "accuracy"}, "of all rows: test waits"
     batch = made.batch(made.data["train"], np.arange(7))                    # five ones, two zeros
     assert made.loss(Says(*p), batch).item() == pytest.approx(cost(5 / 7))
+
+
+def test_listops_is_reported_by_depth_beside_its_outermost_operator(tmp_path):
+    """MAX is mostly 7 in train, MED 4; SM, which it does not have, is taken for 0."""
+    def rows(*texts):
+        return [(int(label), bytes(arena.SYMBOLS.index(symbol) + 1 for symbol in symbols))
+                for *symbols, _, label in map(str.split, texts)]
+    made = filled(task("listops", tmp_path), dict(
+        train=rows("[MAX 7 ] = 7", "[MAX 2 ] = 2", "[MAX 7 1 ] = 7", "[MED 4 ] = 4"),
+        val=rows("[MAX 7 ] = 7"),
+        test=rows("[MAX 2 ] = 2", "[MED 4 ] = 4", "[MAX 7 [MIN 2 [SM 3 ] ] ] = 7", "[SM 0 ] = 0")))
+    report = made.report(Says(0.0, 0.0, 1.0, *[0.0] * 7))                   # 2, whatever there is
+    assert report["outermost"] == 75 and report["by_depth"] == {
+        1: dict(rows=3, outermost=pytest.approx(200 / 3), accuracy=pytest.approx(100 / 3)),
+        3: dict(rows=1, outermost=100, accuracy=0)}
+    assert made.table(report).endswith("\n  depth 1, 3 rows: 33.3, by the outermost operator 66.7"
+                                       "\n  depth 3, 1 rows: 0.0, by the outermost operator 100.0")
 
 
 def test_a_part_of_a_validation_is_spread_over_the_rows(tmp_path):
