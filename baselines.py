@@ -195,7 +195,7 @@ class S5(DiagonalSSM):
     """
     recurrent = ("Lambda_re", "Lambda_im", "B", "log_Delta")
 
-    def __init__(self, H, P=None, J=1, dt_min=1e-3, dt_max=1e-1):
+    def __init__(self, H, P=None, J=1):
         P = P or H
         h = 2 * divide(P, 2 * J, f"S5: state size P in conjugate pairs and J = {J} blocks")
         Lambda, V = hippo(h)
@@ -204,8 +204,7 @@ class S5(DiagonalSSM):
         super().__init__((V.mH @ B).flatten(0, 1), (C @ V).flatten(1))      # B̃ = V⁻¹ B, C̃ = C V
         self.Lambda_re = nn.Parameter(Lambda.real.repeat(J).float())
         self.Lambda_im = nn.Parameter(Lambda.imag.repeat(J).float())
-        log_Delta = torch.empty(P // 2).uniform_(math.log(dt_min), math.log(dt_max))
-        self.log_Delta = nn.Parameter(log_Delta)
+        self.log_Delta = nn.Parameter(torch.empty(P // 2).uniform_(math.log(1e-3), math.log(0.1)))
         self.W = nn.Linear(H, H)
 
     def unit(self, g):
