@@ -155,7 +155,7 @@ def test_lru_is_its_recurrence():
 
 
 def in_mambas_block(layer, u, update):
-    """Gu & Dao's Fig. 3, step by step, around h = update(h, x_t, B_t, Δ_t before its softplus)."""
+    """Gu & Dao's Fig. 3, step by step, around h = update(h, x_t, B_t, logit of the step size)."""
     layer.D.copy_(seeded(len(layer.D), seed=1))
     E, N, (W, b) = len(layer.D), layer.N, (layer.conv.W, layer.conv.b)
     x, z = (u @ W_half.mT for W_half in layer.W_in.weight.split(E))
