@@ -15,8 +15,7 @@ All are gril.Mixer: run(x, state) -> (y, state) for a stretch, step for one toke
 
 Letters are those of each paper: x is the state and u the input in S5, h the state and x the input
 in Mamba and Griffin. H is the width, P and N are state sizes, J blocks. Diagonal recurrences run on
-machine/scan.py; linear attention is a masked product up to 64 tokens, gril_chunk beyond; DeltaNet
-is a loop. A step is a run over one token.
+machine/scan.py.
 
 Layers and starts are as published. What stays different:
 
@@ -37,6 +36,7 @@ from typing import Callable, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from gril import Block, GrilMixer, Mixer, gril_chunk
@@ -150,8 +150,7 @@ class GatedRecurrent(Mixer):
         self.W_3, self.D = nn.Parameter(torch.eye(f * f)), nn.Parameter(eta / N * eye[:f, :f][:, i])
 
     def run(self, c, h=None):
-        write = (c @ self.W_1.mT) * (c @ self.W_2.mT)                       # (B, T, f²)
-        h = write.cumsum(1) if h is None else h[:, None] + write.cumsum(1)
+        h = scan(None, (c @ self.W_1.mT) * (c @ self.W_2.mT), h)            # (B, T, f²)
         return (h @ self.W_3.mT * (c @ self.W_4.mT)) @ self.D.mT, h[:, -1]
 
 
@@ -183,7 +182,6 @@ class DiagonalSSM(Mixer):
             Lambda, B = self.system()                                       # (P/2,), (P/2, H)
             u = u.to(self.D.dtype)
             Bu = torch.view_as_complex(torch.stack([u @ B.real.mT, u @ B.imag.mT], -1))
-            x = Bu.new_zeros(len(u), len(B)) if x is None else x            # (B, P/2)
             x = scan(Lambda[None, None], Bu, x)                             # (B, T, P/2)
             C = 2 * torch.stack([self.C[..., 0], -self.C[..., 1]], -1)      # (H, P/2, 2)
             y = torch.view_as_real(x).flatten(2) @ C.flatten(1).mT + self.D * u     # (B, T, H)
@@ -197,7 +195,7 @@ class S5(DiagonalSSM):
     """
     recurrent = ("Lambda_re", "Lambda_im", "B", "log_Delta")
 
-    def __init__(self, H, P=None, J=1, dt_min=1e-3, dt_max=1e-1):
+    def __init__(self, H, P=None, J=1):
         P = P or H
         h = 2 * divide(P, 2 * J, f"S5: state size P in conjugate pairs and J = {J} blocks")
         Lambda, V = hippo(h)
@@ -206,8 +204,7 @@ class S5(DiagonalSSM):
         super().__init__((V.mH @ B).flatten(0, 1), (C @ V).flatten(1))      # B̃ = V⁻¹ B, C̃ = C V
         self.Lambda_re = nn.Parameter(Lambda.real.repeat(J).float())
         self.Lambda_im = nn.Parameter(Lambda.imag.repeat(J).float())
-        log_Delta = torch.empty(P // 2).uniform_(math.log(dt_min), math.log(dt_max))
-        self.log_Delta = nn.Parameter(log_Delta)
+        self.log_Delta = nn.Parameter(torch.empty(P // 2).uniform_(math.log(1e-3), math.log(0.1)))
         self.W = nn.Linear(H, H)
 
     def unit(self, g):
@@ -258,12 +255,13 @@ class Mamba(Mixer):
     """
     recurrent = ("A_log", "D")
     writes = "W_out"
+    chunk = 16                  # steps whose states exist at once
 
-    def __init__(self, H, N=16, expand=2, w=4, dt_min=1e-3, dt_max=1e-1, chunk=16):
+    def __init__(self, H, N=16, expand=2, dt_min=1e-3, dt_max=1e-1):
         super().__init__()
-        E, self.N, self.rank, self.chunk = expand * H, N, -(-H // 16), chunk
+        E, self.N, self.rank = expand * H, N, -(-H // 16)
         self.W_in = nn.Linear(H, 2 * E, bias=False)
-        self.conv = CausalConv(E, w)
+        self.conv = CausalConv(E)
         self.W_x = nn.Linear(E, self.rank + 2 * N, bias=False)
         self.W_Delta = nn.Linear(self.rank, E)
         self.W_out = nn.Linear(E, H, bias=False)
@@ -283,7 +281,6 @@ class Mamba(Mixer):
         Delta = self.W_Delta(Delta)                                         # (B, T, E)
         with full_precision(x.device.type):
             x, Delta, B, C = (v.to(self.D.dtype) for v in (x, Delta, B, C))
-            h = x.new_zeros(len(x), x.shape[2], self.N) if h is None else h     # (B, E, N)
             y, h = self.selective(x, self.step_size(Delta, B), B, C, h)
             y = y + self.D * x                                              # (B, T, E)
         return self.W_out(y * F.silu(z)), (h, past)
@@ -295,10 +292,9 @@ class Mamba(Mixer):
         return (Delta * -self.A_log.exp()).exp()                            # (B, T, E, N)
 
     def selective(self, x, Delta, B, C, h):
-        """The selective SSM but for D ⊙ x, a chunk of steps at a time.
+        """All but D ⊙ x, a chunk of steps at a time: T · E · N states would not fit the cache.
 
-        The T · E · N states never exist at once: a chunk of them fits the cache, and the backward
-        pass makes them again, as the authors' kernel does. Two chunks or less are not worth it.
+        The backward pass makes them again, as the authors' kernel does; for more than two chunks.
         """
         if x.shape[1] <= 2 * self.chunk:
             return self.scan_chunk(h, x, Delta, B, C)
@@ -325,8 +321,8 @@ class Longhorn(Mamba):
     """
     recurrent = ("D",)
 
-    def __init__(self, H, **sizes):
-        super().__init__(H, **sizes)
+    def __init__(self, H, N=16):
+        super().__init__(H, N)
         del self.A_log                                                      # forgets by k alone
 
     def step_size(self, logit, k):
@@ -346,23 +342,22 @@ class LinearAttention(Mixer):
     """
     writes = "P"
 
-    def __init__(self, H, heads=1, std=0.2, dropout=0.0):
+    def __init__(self, H, heads=1, std=0.2):
         super().__init__()
-        divide(H, heads, "LinearAttention: width H into heads")
-        self.heads, self.dropout = heads, nn.Dropout(dropout)
+        self.heads, self.d = heads, divide(H, heads, "LinearAttention: width H into heads")
         self.W_Q, self.W_K, self.W_V, self.P = (nn.Linear(H, H, bias=False) for _ in range(4))
         for W in (self.W_Q, self.W_K, self.W_V, self.P):
             nn.init.normal_(W.weight, std=std / math.sqrt(H))               # starts near e_t itself
 
     def run(self, e, Z=None):
-        q, k, v = (W(e).unflatten(-1, (self.heads, -1))                     # (B, T, heads, d)
+        q, k, v = (W(e).unflatten(-1, (self.heads, self.d))                 # (B, T, heads, d)
                    for W in (self.W_Q, self.W_K, self.W_V))
         form = self.parallel if e.shape[1] <= 64 else self.chunked
         with full_precision(e.device.type):
-            d, dtype = q.shape[-1], torch.promote_types(q.dtype, torch.float32)
-            Z = q.new_zeros(len(q), self.heads, d, d, dtype=dtype) if Z is None else Z
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            Z = q.new_zeros(len(q), self.heads, self.d, self.d, dtype=dtype) if Z is None else Z
             o, Z = form(v, k, q, Z)
-        return e + self.dropout(self.P(o.flatten(-2))), Z                   # Z (B, heads, d, d)
+        return e + self.P(o.flatten(-2)), Z                                 # Z (B, heads, d, d)
 
     @staticmethod
     def parallel(v, k, q, Z):
@@ -390,10 +385,10 @@ class DeltaNet(Mixer):
     """
     writes = "W_out"
 
-    def __init__(self, H, heads=1, w=4):
+    def __init__(self, H, heads=1):
         super().__init__()
         self.d, self.heads = divide(H, heads, "DeltaNet: width H into heads"), heads
-        self.W_qkv, self.conv = nn.Linear(H, 3 * H, bias=False), CausalConv(3 * H, w)
+        self.W_qkv, self.conv = nn.Linear(H, 3 * H, bias=False), CausalConv(3 * H)
         self.W_beta, self.W_out = nn.Linear(H, heads, bias=False), nn.Linear(H, H, bias=False)
         self.norm = nn.RMSNorm(self.d, eps=1e-5)
 
@@ -522,7 +517,7 @@ class RGLRU(Mixer):
             r, i = (g.flatten(2) for g in (gates + self.b).sigmoid().chunk(2, -1))
             log_a = self.c * r * F.logsigmoid(self.Lambda)                  # (B, T, D)
             scale = (-torch.expm1(2 * log_a)).clamp(min=1e-7).sqrt()        # no derivative at a = 1
-            h = scan(log_a.exp(), scale * i * x, torch.zeros_like(x[:, 0]) if h is None else h)
+            h = scan(log_a.exp(), scale * i * x, h)
         return h, h[:, -1]                                                  # (B, T, D), (B, D)
 
 
@@ -541,11 +536,11 @@ class RecurrentBlock(Mixer):
         return self.W_out(F.gelu(gate) * h), state
 
 
-def griffin_mixer(H, heads=1, i=0, D=None, window=1024):
+def griffin_mixer(H, heads=1, i=0):
     """Mixer i of De et al.'s pattern: recurrent, recurrent, local multi-query attention."""
     if i % 3 == 2:
-        return griffin_start(Attention(H, heads, 1, window))
-    D = D or heads * round(4 * H / 3 / heads)                               # "LRU width"
+        return griffin_start(Attention(H, heads, kv_heads=1, window=1024))
+    D = heads * round(4 * H / 3 / heads)                                    # "LRU width"
     return griffin_start(RecurrentBlock(H, D, heads))
 
 
@@ -562,8 +557,8 @@ def griffin_start(module):
 class Griffin(Stack):
     """The whole pattern of three, as in the comparison's table, a gated MLP of 3H after each."""
 
-    def __init__(self, H, heads=1, D=None, window=1024, dropout=0.0):
-        mixers = [griffin_mixer(H, heads, i, D, window) for i in range(3)]
+    def __init__(self, H, heads=1, dropout=0.0):
+        mixers = [griffin_mixer(H, heads, i) for i in range(3)]
         parts = [part for mixer in mixers for part in (mixer, griffin_start(GatedMLP(H, 3 * H)))]
         super().__init__(*(Block(part, H, dropout) for part in parts))
 
@@ -648,7 +643,7 @@ class Network(Stack):
         return self.readout(x), state
 
 
-class Pairs(nn.Module):
+class Pairs(Mixer):
     """von Oswald's tokens (x_i, y_i), (x_query, 0) for a model, from x_1, y_1, …, x_query."""
 
     def __init__(self, model):
@@ -659,11 +654,8 @@ class Pairs(nn.Module):
         x, y = s[:, ::2], F.pad(s[:, 1::2], (0, 0, 0, 1))                   # (B, N+1, f) both
         return self.model.run(torch.cat([x, y], -1), state)
 
-    def forward(self, s):
-        return self.run(s)[0]
 
-
-def make(name, f, out, H, layers=1, dropout=0.0, **options):
+def make(name, f, out, H, layers=1, **options):
     """The named network for tokens of width f; options go to its layers.
 
     Tokens are padded with zeros to the width H, or linearly projected, or paired before padding.
@@ -679,8 +671,7 @@ def make(name, f, out, H, layers=1, dropout=0.0, **options):
     readout = nn.Linear(H, out, bias=layer is not LinearAttention)          # theirs has none
     if row.norm:
         readout = nn.Sequential(nn.LayerNorm(H), readout)
-    layers = [layer(H, dropout=dropout, **options) for _ in range(layers)]
-    network = Network(f, embed, layers, readout)
+    network = Network(f, embed, [layer(H, **options) for _ in range(layers)], readout)
     return Pairs(network) if tokens == "paired" else network
 
 
@@ -697,9 +688,6 @@ def recipe(name, model, task):
 
 def state_size(model, tokens):
     """Real numbers that a model carries on, per sequence, after reading tokens (B, L, ·)."""
-    def count(state):
-        if isinstance(state, (tuple, list)):
-            return sum(map(count, state))
-        return 0 if state is None else state[0].numel() * (2 if state.is_complex() else 1)
     with torch.no_grad():
-        return count(model.run(tokens)[1])
+        tensors = [z for z in tree_leaves(model.run(tokens)[1]) if z is not None]
+    return sum(z[0].numel() * (2 if z.is_complex() else 1) for z in tensors)

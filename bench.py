@@ -58,8 +58,8 @@ def benchmark(measure):
         print(measure.__doc__)
         rows = []
         for row in measure(*args, **options):
-            print(row if isinstance(row, str) else line(row), flush=True)
-            rows += [] if isinstance(row, str) else [row]
+            print(line(row), flush=True)
+            rows.append(row)
         return rows
     BENCHES[measure.__name__.replace("_", "-")] = run
     return run
@@ -78,7 +78,7 @@ def line(row):
 # ---------------------------------------------------------------------------------------- measuring
 
 def interleaved(contenders, rounds, times=1):
-    """name -> seconds of every round; contenders take turns, once to warm up."""
+    """name -> seconds of a call, in every round; contenders take turns, once to warm up."""
     seconds = {name: [] for name in contenders}
     for i in range(rounds + 1):
         for name, work in contenders.items():
@@ -88,7 +88,7 @@ def interleaved(contenders, rounds, times=1):
             if DEVICE.type == "cuda":
                 torch.cuda.synchronize()
             if i:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append((time.perf_counter() - start) / times)
     return seconds
 
 
@@ -147,9 +147,8 @@ def core(rounds, compiled=False):
             turns["scan", "loop"] = 1
         for gate, forms in product(("real",) if compiled else ("real", "complex"), turns):
             torch.compiler.reset()
-            mixers = {form: GrilMixer(H, P, J, gate=gate, form=form) for form in forms}
-            dense = Dense(mixers[forms[0]])
-            parts = {form: Recurrence(mixer) for form, mixer in mixers.items()}
+            parts = {form: Recurrence(GrilMixer(H, P, J, gate=gate, form=form)) for form in forms}
+            dense = Dense(parts[forms[0]].mixer)
             for module in (dense, *parts.values()) if compiled else ():
                 module.compile(dynamic=False)
             work = {form: passes(part, B, T, J, P // J, inputs=3) for form, part in parts.items()}
@@ -200,19 +199,17 @@ def peak_megabytes(T):
     """Memory that GRIL's block adds at its peak, on CUDA in all; for a process of its own."""
     work, x = gril_block(T), torch.ones(64, 64, device=DEVICE, requires_grad=True)
     x.mm(x).sum().backward()                                    # libraries loaded before reading
-    if DEVICE.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        work()
-        return torch.cuda.max_memory_allocated() / 2 ** 20
-    before = high_water()
+    before = 0 if DEVICE.type == "cuda" else high_water()
     work()
-    return (high_water() - before) / 1024
+    return high_water() - before
 
 
 def high_water():
-    """Peak kilobytes of this process alone; getrusage would count its parent's too."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    """Peak megabytes of this process alone, or of its GPU; getrusage would count the parent's."""
+    if DEVICE.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2 ** 20
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 @benchmark
@@ -235,7 +232,7 @@ def a_token(name, step, x, states, rounds):
     """Rows of what a step takes after n tokens, n -> state, ÷ that after the fewest."""
     seconds = interleaved({n: partial(step, x, state) for n, state in states.items()}, rounds, 20)
     for n, state in states.items():
-        each = median(seconds[n]) / 20
+        each = median(seconds[n])
         megabytes = sum(z.nbytes for z in tree_leaves(state) if z is not None) / 2 ** 20
         yield dict(model=name, position=n, microseconds=1e6 * each, per_second=1 / each,
                    megabytes=megabytes, **ratio(seconds[n], seconds[min(seconds)]))
@@ -323,7 +320,7 @@ def icl(rounds, count=100):
     for f in (5, 10, 20, 35, 50):
         loops = {make: make(f, 10, 64) for make in (our_loop, plainest_loop)}
         seconds = interleaved(loops, rounds, count)
-        yield dict(f=f, steps_per_second=count / median(seconds[our_loop]),
+        yield dict(f=f, steps_per_second=1 / median(seconds[our_loop]),
                    **ratio(seconds[plainest_loop], seconds[our_loop]))
 
 
@@ -335,7 +332,7 @@ def loader(rounds, batches=10):
         try:
             stream = task.stream(0, task.recipe["batch"], DEVICE)
         except Missing as error:
-            yield f"{name}: left out. {error}"
+            print(f"{name}: left out. {error}")
             continue
         model, batch, counts = task.model().to(DEVICE), next(stream), []
 
@@ -359,13 +356,13 @@ PRECISIONS = (          # name, dtype of the weights, autocast, error allowed
 def cuda_check(rounds):
     """Every form, bf16, compile and two training steps against the CPU; eager ÷ compiled time."""
     if not torch.cuda.is_available():
-        yield ("cuda-check: this machine (or this build of torch) has no CUDA device, so there is "
-               "nothing to compare")
+        print("cuda-check: this machine (or this build of torch) has no CUDA device, so there is "
+              "nothing to compare")
         return
     for gate in ("real", "complex"):
         exact = block_run("loop", gate, "cpu", torch.float64, False)
-        for form, precision in product(("loop", "scan", "chunk", "compiled"), PRECISIONS):
-            name, dtype, autocast, tolerance = precision
+        for form, (name, dtype, autocast, tolerance) in product(
+                ("loop", "scan", "chunk", "compiled"), PRECISIONS):
             got = block_run(form, gate, "cuda", dtype, autocast)
             yield agreement(f"{form}, {gate} gate, {name}", got, exact, tolerance)
         eager, compiled = (Block(GrilMixer(256, 128, 16, gate=gate), 256) for _ in range(2))
@@ -404,8 +401,8 @@ def two_steps(device):
     torch.manual_seed(0)
     task, generator = NdRegression(f=5, n=5), torch.Generator().manual_seed(0)
     model = construct_multivariate(GRIL(5), 3.0, 5).double().to(device)
-    samples = (task.sample(64, generator) for _ in range(2))
-    batches = (Batch(*(x.double().to(device) for x in sample)) for sample in samples)
+    batches = (Batch(*(x.double().to(device) for x in task.sample(64, generator)))
+               for _ in range(2))
     step = training(task, model, batches)
     step()
     step()

@@ -11,13 +11,6 @@ from pictures import plots
 from test_gril import agree, seeded
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("what, sizes", (
     ("blocks", dict(H=32, lengths=(16, 32))), ("growth", dict(lengths=(32, 64))),
     ("streaming", dict(H=32, positions=(3, 9))), ("icl", dict(count=1)), ("core", dict())))
