@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import sys
+import traceback
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def spoil(file, name):
         owner = getattr(owner, part)
     found = inspect.getattr_static(owner, name)
     if inspect.isclass(found):
-        owner, name = found, next(method for method in WORK if method in vars(found))
+        owner, name = found, next(method for method in WORK if hasattr(found, method))
         found = inspect.getattr_static(owner, name)
     if isinstance(found, (staticmethod, classmethod)):
         found = type(found)(spoiled(found.__func__))
@@ -66,5 +67,9 @@ def spoil(file, name):
 
 if __name__ == "__main__":
     file, name, *tests = sys.argv[1:]
-    spoil(file, name)
+    try:
+        spoil(file, name)
+    except Exception as error:
+        traceback.print_exception(error)
+        sys.exit(9)                                             # not 1, which a failed test has
     sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "slow or not slow", *tests]))
