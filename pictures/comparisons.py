@@ -15,10 +15,11 @@ from baselines import state_size
 from lra import LRA
 from pictures import trained
 from pictures.plots import (BLUE, GREY, HUES, band, bars, curves, finish, first, flattened, fresh,
-                            largest, last, mean, metrics, minutes, numbers, print_table, seconds,
+                            largest, last, mean, minutes, numbers, print_table, seconds,
                             spread, table)
 from pictures.trained import seeds
 from tasks import TASKS as IN_CONTEXT
+from tasks import as_learner, evaluate, zero
 
 runs = partial(trained.runs, keep=True)
 
@@ -84,15 +85,18 @@ def repeated(name, models, rates, quick, seeds):
 
 def carried(results):
     """Real numbers that a model carries from token to token: its state, GRIL's w - 1 tokens too."""
-    r = results[0]
-    Task = train.TASKS[r["task"]]
-    task = Task(**{name: r[name] for name in Task.numbers("default")})
-    model = task.model(r["model"])
+    task = task_of(results[0])
+    model = task.model(results[0]["model"])
     if hasattr(model, "A"):                     # GRIL's, a number for each of its gate's
         size = model.A.numel() + (0 if task.name == "scalar_regression" else 2 * task.f)
     else:
         size = state_size(model, task.sample(1, torch.Generator()).s)
     return f"{size:,}"
+
+
+def task_of(result):
+    Task = IN_CONTEXT[result["task"]]
+    return Task(**{name: result[name] for name in Task.numbers("default")})
 
 
 def seen(results):
@@ -168,11 +172,18 @@ def fig3c(quick, raw=False):
     finish(figure, name, quick)
 
 
+def validated(result):
+    """Steps, and validation losses of the model and of gradient descent ÷ the zero predictor's."""
+    steps, loss, _ = curves([result], "loss")
+    answers = evaluate(task_of(result), dict(zero=as_learner(zero)), 1_000, 30_000, 1)
+    nothing = answers["zero"]["loss"]                           # on the very tasks that validate
+    return steps, loss / nothing, last([result], "gd_loss") / nothing
+
+
 def leaves(result):
-    """The first validated step at which the loss is below 0.95 of the zero predictor's, or None."""
-    below = (int(row["step"]) for row in metrics(result)
-             if float(row["loss"]) < 0.95 * result["zero_loss"])
-    return next(below, None)
+    """The first validated step at which the loss is below 0.95 of the zero predictor's, or —."""
+    steps, loss, _ = validated(result)
+    return next((f"{step}" for step, x in zip(steps, loss) if x < 0.95), "—")
 
 
 def easy_rates(models, quick):
@@ -191,7 +202,7 @@ def leaving_zero(quick, widths=(2, 3, 5, 10)):
                          rates, quick, range(1)) for f in widths}
     (r,) = found[widths[0]]["GRIL"]
     cells = [(label, f"{rates[label]:g}",
-              *(f"{leaves(found[f][label][0]) or '—'}  "
+              *(f"{leaves(found[f][label][0])}  "
                 f"{first('loss', '.3f', 'zero_loss')(found[f][label])}" for f in widths))
              for label in models]
     print_table(f"First step with a validation loss below 0.95 of the zero predictor's, of "
@@ -211,10 +222,9 @@ def leaving_zero(quick, widths=(2, 3, 5, 10)):
 def beside_zero(ax, results):
     """Validation losses ÷ the zero predictor's, of label -> [result], and gradient descent's."""
     for (label, (r,)), color in zip(results.items(), plt.get_cmap("tab20").colors):
-        steps, loss, _ = curves([r], "loss")
-        ax.plot(steps, loss / r["zero_loss"], color=color, label=label)
-    ax.axhline(r["gd_loss"] / r["zero_loss"], color="black", ls="--", lw=1,
-               label="gradient descent, one step")
+        steps, loss, gd = validated(r)
+        ax.plot(steps, loss, color=color, label=label)
+    ax.axhline(gd, color="black", ls="--", lw=1, label="gradient descent, one step")
     ax.set_xlabel("optimiser step")
 
 
@@ -237,7 +247,7 @@ def candidates(quick):
           {"rate": first("lr", "g"), "parameters": first("parameters", ","),
            "÷ zero predictor": first("loss", ".4f", "zero_loss"),
            "÷ GD": first("loss", ".4f", "gd_loss"),
-           "leaves zero at step": lambda results: f"{leaves(results[0]) or '—'}",
+           "leaves zero at step": lambda results: leaves(results[0]),
            "minutes": minutes})
     figure, ax = plt.subplots(figsize=(8, 3.6))
     beside_zero(ax, results)
