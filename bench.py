@@ -6,25 +6,23 @@
     python bench.py streaming     time per token to position 100,000, beside a key-value cache
     python bench.py generation    tokens a second of five language models, after 100 to 100,000
     python bench.py icl           optimiser steps of nd_regression, beside the plainest loop
-    python bench.py loader        tokens that LRA's loader delivers, beside those training takes
     python bench.py cuda-check    for the first person with a GPU: does it compute the same there?
 
-    --plot draws it into docs/images, --json FILE writes it, --rounds N is how often all is repeated
+    --plot draws it into docs/images, --rounds N is how often all is repeated
 
 A time on a busy machine means nothing alone: contenders take turns, round after round, and what is
 reported is the median over rounds of their ratio within a round, with the smallest and the largest
 in brackets. On CUDA the same tables, with bf16 autocast and synchronised timers.
 """
 import argparse
-import json
 import multiprocessing
 import time
 from functools import partial
-from itertools import product, repeat
+from itertools import product
 from pathlib import Path
 from statistics import median
 
-from machine.errors import Missing, spoken          # before torch, which takes seconds to load
+from machine.errors import spoken          # before torch, which takes seconds to load
 
 import matplotlib.pyplot as plt
 import torch
@@ -35,7 +33,6 @@ import baselines
 from baselines import parameters
 from gril import GRIL, Block, GrilMixer, construct_multivariate
 from lm import LanguageModel, NextToken
-from lra import LRA
 from pictures.plots import finish, place
 from tasks import Batch, NdRegression
 
@@ -324,27 +321,6 @@ def icl(rounds, count=100):
                    **ratio(seconds[plainest_loop], seconds[our_loop]))
 
 
-@benchmark
-def loader(rounds, batches=10):
-    """Tokens that the loader alone delivers ÷ those that training the tiny model takes."""
-    for name, Task in LRA.items():
-        task = Task()
-        try:
-            stream = task.stream(0, task.recipe["batch"], DEVICE)
-        except Missing as error:
-            print(f"{name}: left out. {error}")
-            continue
-        model, batch, counts = task.model().to(DEVICE), next(stream), []
-
-        def deliver():
-            counts.append(sum(next(stream)[0].numel() for _ in range(batches)))
-        learn = training(task, model, repeat(batch))
-        seconds = interleaved(dict(deliver=deliver, learn=learn), rounds)
-        delivered = [n / s for n, s in zip(counts[1:], seconds["deliver"])]     # [0] was to warm up
-        learnt = [batch[0].numel() / s for s in seconds["learn"]]
-        yield dict(task=name, delivered=median(delivered), **ratio(delivered, learnt))
-
-
 # ------------------------------------------------------------------------------------ the first GPU
 
 PRECISIONS = (          # name, dtype of the weights, autocast, error allowed
@@ -449,7 +425,6 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=BENCHES)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the numbers there")
     parser.add_argument("--compile", action="store_true",
                         help="of core: torch.compile both sides, a minute each")
     parser.add_argument("--plot", action="store_true",
@@ -462,14 +437,11 @@ def main(argv=None):
     if args.plot and args.what not in PICTURES:
         parser.error(f"--plot: there is no picture of {args.what}")
     with spoken("bench.py"):
-        picture = place(f"bench_{args.what}.png", False) if args.plot else None
-        for path in filter(None, (args.json, picture)):
-            path.open("a").close()              # what cannot be written is said before the hour
+        if args.plot:                           # what cannot be written is said before the hour
+            place(f"bench_{args.what}.png", False).open("a").close()
         print(f"torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads, "
               f"{args.rounds} rounds")
         rows = BENCHES[args.what](args.rounds, **(dict(compiled=True) if args.compile else {}))
-        if args.json:
-            args.json.write_text(json.dumps(rows, indent=1))
         if args.plot:
             plot(args.what, rows)
 

@@ -11,7 +11,6 @@
   binary_10, softmax_10, binary_100, softmax_100                                Fig. 4, 7 to 10
   ablations          without window, without read-out                           Tables of App. C
   second_order       Newton's step beside gradient descent                      Table of App. C
-  state              the state growing toward W, beside online learners         (not in the paper)
   how                one prompt: window, cross-product, state, read-out         Fig. 1
   forms              what each form of the recurrence keeps, measured           (not in the paper)
   prompt             a moving picture of one prompt (GIF)                       (not in the paper)
@@ -22,7 +21,6 @@
   reach              a trained layer at other scales and prompt lengths         (not in the paper)
   parameters         what grows as f², what as f⁴                               (Sec. 4.5)
   lra                Long Range Arena at a laptop's size, five models           (Sec. 5.4)
-  gates              real or complex gates, one block or many                   (not in the paper)
   wikitext2          a small language model, eight mixers                       (Sec. 5.4)
 
 Here are the paper's own; pictures/ has the others. Runs are kept under runs/figures, and those of
@@ -43,10 +41,9 @@ from torch.nn.utils import parameters_to_vector
 
 import train
 from pictures import page
-from pictures.comparisons import (candidates, fig3c, gates, leaving_zero, lra, protocol,
-                                  wikitext2)
+from pictures.comparisons import candidates, fig3c, leaving_zero, lra, protocol, wikitext2
 from pictures.drawings import forms, how, prompt
-from pictures.limits import parameters, reach, state
+from pictures.limits import parameters, reach
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
                             first, flattened, fresh, largest, losses, matrix, mean, narrow_legend,
                             numbers, print_table, seconds, spread, table)
@@ -337,8 +334,8 @@ def second_order(quick):
 
 
 FIGURES = {figure.__name__: figure for figure in (
-    how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, state, fig3c,
-    leaving_zero, candidates, protocol, reach, parameters, lra, gates, wikitext2)}
+    how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, fig3c,
+    leaving_zero, candidates, protocol, reach, parameters, lra, wikitext2)}
 FIGURES["fig3c_raw"] = partial(fig3c, raw=True)
 FIGURES |= {f"{kind}_{N}": partial(classification, kind, N)
             for N in (10, 100) for kind in ("binary", "softmax")}

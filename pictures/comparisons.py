@@ -1,7 +1,6 @@
 """GRIL beside other sequence models: in context (Fig. 3 C, Fig. 6, Table 3), and on real data.
 
-The commands are those of figures.py: fig3c, leaving_zero, candidates, protocol; lra, gates,
-wikitext2. Every model of a table gets the same examples, and where a rate is chosen, the best of
+The commands are those of figures.py: fig3c, leaving_zero, candidates, protocol; lra, wikitext2. Every model of a table gets the same examples, and where a rate is chosen, the best of
 the same few by validation. What the runs came to is kept in docs/runs.jsonl.
 """
 import math
@@ -10,7 +9,6 @@ from functools import partial
 import matplotlib.pyplot as plt
 import torch
 
-import train
 from baselines import state_size
 from lra import LRA
 from pictures import trained
@@ -356,37 +354,6 @@ def arena(name, quick):
 def headline(place, model, quick):
     """Three seeds where a sentence of the README rests on a row, one elsewhere."""
     return range(3 if place and model in ("gril", "filtered", "lru") and not quick else 1)
-
-
-GATES = {"real, J = 8": dict(gate="real"), "complex, J = 8": dict(gate="complex"),
-         "J = 1": dict(J=1), "J = 32": dict(J=32)}
-SHORT = {"listops": dict(steps=1000),           # so that eight runs can be paid
-         "image": dict(steps=400, batch=16, lr=4e-3, max_phase=2 * math.pi)}
-
-
-def gates(quick):
-    """What the paper leaves open: real or complex gates, one block or many."""
-    results, budgets, accuracies = {}, [], {label: [{}] for label in GATES}
-    names = list(SHORT)[:1] if quick else list(SHORT)
-    for name in names:
-        own = LRA[name].numbers("tiny")["gate"]
-        found = runs([dict(task=name, **SHORT[name], **{"gate": own, **change}, seed=0)
-                      for change in GATES.values()], quick)
-        for label, r in zip(GATES, found):
-            results[name, r["gate"], r["J"], r["P"] // r["J"]] = [r]
-            accuracies[label][0][name] = r["validation_accuracy"]
-        budgets.append(f"{name} {r['steps']:,} steps of {r['batch']} rows, rate {r['lr']:g}, "
-                       f"angles up to {r['max_phase']:.4g}")
-    table("\n".join(["Gates and blocks at tiny size, seed 0", *budgets]),
-          ("task", "gate", "J", "P / J"), results,
-          {"parameters": first("parameters", ","),
-           "best validation accuracy": first("validation_accuracy", ".1f"),
-           "last validation loss": lambda results: f"{last(results, 'loss'):.3f}",
-           "test accuracy": first("test_accuracy", ".1f"), "minutes": minutes})
-    figure, ax = plt.subplots(figsize=(7, 3))
-    bars(ax, accuracies, {name: name for name in names})
-    ax.set(ylabel="best validation accuracy, %", title="Gates and blocks at tiny size")
-    finish(figure, "gates", quick)
 
 
 LANGUAGE = {"GRIL": "gril", "filter + w = 1 in GRIL's frame": "filtered",

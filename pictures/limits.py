@@ -1,23 +1,14 @@
-"""How far a trained layer reaches, example by example and elsewhere, and what it costs.
-
-The commands are those of figures.py: state, reach, parameters.
-"""
+"""How far a trained layer reaches, and what it costs: reach and parameters of figures.py."""
 import matplotlib.pyplot as plt
 import torch
 
 import baselines
 import train
 from gril import GRIL, MultistepGRIL, construct_multivariate
-from pictures.plots import BLUE, GREEN, GREY, HUES, ORANGE, RED, finish, matrix, print_table
+from pictures.plots import BLUE, GREEN, GREY, ORANGE, RED, finish, print_table
 from pictures.trained import runs
-from tasks import (NdRegression, as_learner, as_predictor, closed_form, delta_rule, evaluate,
-                   gradient_descent, longhorn, ridge, tune, zero)
-
-
-def online(n, tasks):
-    """The delta rule and Longhorn, their step sizes tuned for prompts of n examples."""
-    task = NdRegression(f=10, n=n, tasks=tasks)
-    return [family(*tune(family, [1.0], task)) for family in (delta_rule, longhorn)]
+from tasks import (NdRegression, as_learner, as_predictor, delta_rule, evaluate, gradient_descent,
+                   longhorn, tune, zero)
 
 
 def lines(ax, title, head, found, form, styles):
@@ -27,47 +18,6 @@ def lines(ax, title, head, found, form, styles):
                 [(label, *(format(x, form) for x in row)) for label, row in rows.items()])
     for (label, row), style in zip(rows.items(), styles):
         ax.plot(list(found), row, label=label.replace("_", " "), **style)
-
-
-def state(quick):
-    """100 examples: Z_t beside W, the loss after each example beside online learners."""
-    f, N, tasks = 10, 20 if quick else 100, 200 if quick else 4_000
-    (result,) = runs([dict(task="nd_regression", f=f, n=N, seed=0)], quick)
-    task, model, _ = train.load(result["folder"])
-    x, y, s = task.sample(tasks, torch.Generator().manual_seed(0))
-    constructed, losses = {}, {}                                # by examples seen
-    for n in [n for n in (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100) if n <= N]:
-        constructed[n] = construct_multivariate(GRIL(f), closed_form(f, n)[0], n)
-        rule, implicit = online(n, 1_000)
-        tokens, seen = s[:, :2 * n + 1], (x[:, :n], y[:, :n], x[:, n])
-        answers = {f"GRIL, trained for N = {N}": model.query(tokens),
-                   "GRIL, constructed: GD with η*(t)/t": constructed[n].query(tokens),
-                   "ridge 0.01": ridge(0.01)(*seen), "Longhorn, β tuned": implicit(*seen),
-                   "delta rule, β tuned": rule(*seen)}
-        losses[n] = {name: task.error(o, y[:, n]).item() for name, o in answers.items()}
-
-    figure, shown = plt.figure(figsize=(12, 5)), [n for n in (1, 3, 10, 30, 100) if n <= N]
-    grid = figure.add_gridspec(2, len(shown) + 4)
-    W = torch.linalg.lstsq(x[0, :f + 1].double(), y[0, :f + 1].double()).solution.mT
-    for row, name in enumerate(("trained\n", "constructed\n")):
-        for i, n in enumerate(shown):
-            matrix(figure.add_subplot(grid[row, i]),
-                   implied((model, constructed[n])[row], s[:1, :2 * n]),
-                   f"{name if i == 0 else ''}after {n}")
-        matrix(figure.add_subplot(grid[row, len(shown)]), W, "W, the task")
-    ax = figure.add_subplot(grid[:, len(shown) + 1:])
-    lines(ax, "Loss after n examples", "learner", losses, ".4f",
-          [dict(color=hue, ls="--" if hue == ORANGE else "-") for hue in HUES])
-    ax.set(title="What is learned, example by example", xscale="log", xlabel="examples seen",
-           ylabel="loss on the next one", ylim=(0, 0.58))
-    ax.legend(fontsize=7, loc="upper right")
-    finish(figure, "state", quick)
-
-
-def implied(layer, s):
-    """The W that the state after a prompt s stands for: what it answers to unit vectors."""
-    f = s.shape[-1]
-    return layer.query(torch.cat([s.expand(f, -1, -1), torch.eye(f)[:, None]], 1)).mT
 
 
 PLACES = {"scale": (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2),
@@ -87,7 +37,8 @@ def reach(quick):
     """
     (result,) = runs([dict(task="nd_regression", f=10, n=10, seed=0)], quick)
     task, model, _ = train.load(result["folder"])
-    tuned = online(10, 2_000)
+    tuned = [family(*tune(family, [1.0], NdRegression(tasks=2_000)))
+             for family in (delta_rule, longhorn)]
 
     def scores(scale=1.0, N=10):
         """learner -> its loss ÷ the zero predictor's."""

@@ -240,7 +240,7 @@ def watched():
         plt.close(figure)
 
 
-SHORT = "how", "forms", "prompt", "state"       # quick: nothing in them is a mean over runs
+SHORT = "how", "forms", "prompt"                # quick: nothing in them is a mean over runs
 
 
 @pytest.fixture(scope="module")
@@ -480,7 +480,7 @@ def own_mistake(quick):
 
 
 @pytest.mark.parametrize("figure, said", (
-    (comparisons.gates, "is left out: .*nowhere.*prepare listops"), (read_only, ": .*'runs"),
+    (comparisons.lra, "is left out: .*nowhere.*prepare listops"), (read_only, ": .*'runs"),
     (file_gone, ": .*metrics.csv.*delete its folder"), (own_mistake, "failed, as shown above")))
 def test_one_figure_that_fails_says_why_and_the_others_are_drawn(tmp_path, monkeypatch, capsys,
                                                                  figure, said):
@@ -742,37 +742,6 @@ def test_second_order_methods_on_the_same_tasks_as_the_trained_layer(shown):
          "paper": paper.get(name, "")} for name, scores in columns.items()]
     same([bar.get_width() for bar in figure.axes[0].patches],
          [spread(column(scores, "loss"))[0] for scores in columns.values()])
-
-
-@torch.no_grad()
-def test_state_shows_every_learner_after_n_examples_of_the_same_prompts(shown):
-    figure = shown("state")
-    result, batch = figure.one(), max(figure.sampled, key=lambda batch: len(batch.x))
-    _, model, _ = train.load(result["folder"])
-    o, lines = model(batch.s), {}
-    for n in (1, 2, 3, 5, 7, 10, 15, 20):
-        seen, learners = (batch.x[:, :n], batch.y[:, :n], batch.x[:, n]), {
-            "GRIL, constructed: GD with η*(t)/t": gradient_descent([closed_form(10, n)[0]]),
-            "ridge 0.01": tasks.ridge(0.01), "Longhorn, β tuned": tasks.longhorn(1.0),
-            "delta rule, β tuned": tasks.delta_rule(1.0)}
-        answers = {"GRIL, trained for N = 20": o[:, n - 1],
-                   **{name: learn(*seen) for name, learn in learners.items()}}
-        for name, answer in answers.items():
-            loss = 0.5 * (answer - batch.y[:, n]).square().mean().item()
-            lines.setdefault(name, {})[n] = pytest.approx(loss, abs=6e-5)       # four digits
-    assert {row["learner"]: {int(n): float(cell) for n, cell in list(row.items())[1:]}
-            for row in figure.tables[0].rows} == lines
-    for line in figure.axes[-1].get_lines():
-        heights = dict(zip(*line.get_data()))
-        assert {n: heights[n] for n in lines[line.get_label()]} == lines[line.get_label()]
-    *trained, W_1, a, b, c, W_2 = (torch.tensor(ax.images[0].get_array().data)
-                                   for ax in figure.axes[:-1])
-    W = torch.linalg.lstsq(batch.x[0].double(), batch.y[0].double()).solution.mT.float()
-    agree(1e-4, above=(W_1, W), below=(W_2, W))
-    for n, ours, constructed in zip((1, 3, 10), trained, (a, b, c)):
-        gd = closed_form(10, n)[0] / n * batch.y[0, :n].mT @ batch.x[0, :n]
-        asked = torch.cat([batch.s[:1, :2 * n].expand(10, -1, -1), torch.eye(10)[:, None]], 1)
-        agree(1e-5, trained=(ours, model(asked)[:, -1].mT), constructed=(constructed, gd))
 
 
 # ---------------------------------------------------------------------------- other sequence models
@@ -1040,25 +1009,6 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
     for name in LRA:
         for line, model in zip(figure.ax[name].lines, ARENA.values()):
             same(list(line.get_ydata()), curves(final[name, model], "accuracy")[1].tolist())
-
-
-def test_gates_shows_every_gate_and_number_of_blocks(shown):
-    figure, rows, heights = shown("gates"), [], {"listops": [], "image": []}
-    short = {"listops": dict(steps=1000, batch=32),
-             "image": dict(steps=400, batch=16, lr=4e-3, max_phase=2 * math.pi)}
-    for name, own in (("listops", "real"), ("image", "complex")):
-        for gate, J in (("real", 8), ("complex", 8), (own, 1), (own, 32)):
-            r = figure.one(task=name, model="gril", gate=gate, J=J, P=64, seed=0, **short[name])
-            heights[name].append(r["validation_accuracy"])
-            rows.append({"task": name, "gate": gate, "J": str(J), "P / J": str(64 // J),
-                         "parameters": f"{r['parameters']:,}",
-                         "best validation accuracy": f"{r['validation_accuracy']:.1f}",
-                         "last validation loss": f"{last_validation(r):.3f}",
-                         "test accuracy": f"{r['test_accuracy']:.1f}", "minutes": minutes([r])})
-    assert figure.tables[0].rows == rows
-    bars = drawn(figure.axes[0])
-    for name in heights:
-        same(bars[name][0], heights[name])
 
 
 LANGUAGE = {"GRIL": "gril", "filter + w = 1 in GRIL's frame": "filtered",
