@@ -79,7 +79,8 @@ class Batch(NamedTuple):
 # A step under a millisecond feeds no GPU, and no second core.
 LAPTOP = dict(evaluate_every=100, device="cpu", dtype="float32", threads=1, clip=1.0)
 DEFAULT = dict(LAPTOP, steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, warmup=100)
-PAPER = dict(LAPTOP, steps=300_000, lr=2e-4, recurrent_lr=1e-4, warmup=3000, clip=0.0)
+PAPER = dict(LAPTOP, steps=300_000, lr=2e-4, recurrent_lr=1e-4, warmup=3000, clip=0.0,
+             evaluate_every=1000)
 
 
 EMBED = dict(embed=Option(0, "width of learned token embeddings, f or more; 0: tokens as they are",

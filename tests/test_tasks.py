@@ -515,14 +515,16 @@ def test_other_sizes_become_gradient_descent(tmp_path, task, f, N):
      dict(lr=1e-2, k=3))))
 def test_paper_recipes(name, paper, default):
     both = dict(f=10, n=10, layers=1, width=0, heads=0, scale=1.0, weight_scale=1.0, form="query",
-                tasks=10_000, calibrate=None, weight_decay=0.0, evaluate_every=100, accumulate=1,
-                checkpoint_every=1000, patience=0, device="cpu", dtype="float32", threads=1)
+                tasks=10_000, calibrate=None, weight_decay=0.0, checkpoint_every=1000, accumulate=1,
+                patience=0, device="cpu", dtype="float32", threads=1)
     if name == "scalar_regression":
         both["raw"] = False
     elif name.endswith("regression"):
         both["embed"] = 0
-    papers = dict(both, steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, warmup=3000, clip=0.0)
-    ours = dict(both, steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, warmup=100, clip=1.0)
+    papers = dict(both, steps=300_000, batch=64, lr=2e-4, recurrent_lr=1e-4, warmup=3000, clip=0.0,
+                  evaluate_every=1000)
+    ours = dict(both, steps=2000, batch=256, lr=2e-2, recurrent_lr=2e-3, warmup=100, clip=1.0,
+                evaluate_every=100)
     assert TASKS[name].recipes.keys() == {"default", "paper"}
     assert TASKS[name].numbers("default") == ours | default
     assert TASKS[name].numbers("paper") == papers | paper
