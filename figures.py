@@ -14,7 +14,7 @@
   how                one prompt: window, cross-product, state, read-out         Fig. 1
   forms              what each form of the recurrence keeps, measured           (not in the paper)
   prompt             a moving picture of one prompt (GIF)                       (not in the paper)
-  fig3c, fig3c_raw   the other sequence models, scalar regression               Fig. 3 C
+  fig3c              the other sequence models, scalar regression               Fig. 3 C
   leaving_zero       the same, multivariate: who beats answering zero, and when Fig. 6 (App. B)
   candidates         the paper's strong ones, a tenth of its steps              Table 3
   protocol           the paper's 300,000 steps, whole, for every in-context task
@@ -336,7 +336,6 @@ def second_order(quick):
 FIGURES = {figure.__name__: figure for figure in (
     how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, fig3c,
     leaving_zero, candidates, protocol, reach, parameters, lra, wikitext2)}
-FIGURES["fig3c_raw"] = partial(fig3c, raw=True)
 FIGURES |= {f"{kind}_{N}": partial(classification, kind, N)
             for N in (10, 100) for kind in ("binary", "softmax")}
 

@@ -52,16 +52,11 @@ def tried(quick):
     return RATES[2:3] if quick else RATES
 
 
-def compare(name, models, quick):
-    """label -> results of 5 seeds, each model at its rate; a sweep is as long as the runs."""
-    return repeated(name, models, rates_of(name, models, quick), quick, seeds(quick))
-
-
 def rates_of(name, models, quick):
     """label -> the rate that did best with seed 0 on validation, unless noise would choose.
 
-    Of rates that come within 1% of the best (all four, where none leaves the zero predictor), the
-    one nearest to the family's published rate is taken.
+    Of rates that come within 1% of the best (all, where none leaves the zero predictor), the one
+    nearest to the family's published rate is taken. A sweep is as long as the runs.
     """
     _, found = sweep(models, tried(quick),
                      lambda options, rate: settings(options, name, rate, quick),
@@ -127,22 +122,24 @@ def on(task, models):
     return {label: dict(task=task, **options) for label, options in models.items()}
 
 
-def fig3c(quick, raw=False):
+def fig3c(quick):
     """Scalar regression: every model with as many tasks, its curve and where it ends."""
-    tokens, name = ("[x_t, y_t, x_{t+1}]", "fig3c_raw") if raw else ("[x_t y_t, x_{t+1}]", "fig3c")
     models = on("scalar_regression", {"GRIL": dict(model="gril"), **OTHERS})
-    models = {label: dict(options, raw=True) if raw else options
-              for label, options in models.items()}
-    results = compare("fig3c", models, quick)
+    rates = rates_of("fig3c", models, quick)
+    results, raw = (repeated("fig3c", {label: {**options, **tokens}
+                                       for label, options in models.items()},
+                             rates, quick, seeds(quick)) for tokens in ({}, dict(raw=True)))
     ours = results["GRIL"]
-    table(f"Scalar regression on {tokens}: f = N = 10; every model: {budget(ours)}, {share(ours)} "
-          f"of the paper's;\nthe rate the best of {', '.join(f'{x:g}' for x in tried(quick))} with "
-          f"seed 0 (validation loss), within 1% of the best the published one; loss\non "
-          f"{fresh(ours)}, the same for all; state in real numbers, seconds of one run on one "
-          "shared core, last\ntenth: change of the validation loss over it (the rate goes to 0: "
-          "flat is not yet finished)", ("model",), results,
+    table(f"Scalar regression on [x_t y_t, x_{{t+1}}], f = N = 10; every model: {budget(ours)}, "
+          f"{share(ours)} of the paper's;\nthe rate the best of "
+          f"{', '.join(f'{x:g}' for x in tried(quick))} with seed 0 (validation loss), within 1% "
+          f"of the best the published one; loss\non {fresh(ours)}, the same for all; raw: at that "
+          "rate on [x_t, y_t, x_{t+1}]; state in real numbers,\nseconds of one run on one shared "
+          "core, last tenth: change of the validation loss over it (the rate goes to 0:\nflat is "
+          "not yet finished)", ("model",), results,
           {"rate": first("lr", "g"), "loss": mean("loss"),
            "÷ zero predictor": mean("loss", "zero_loss"), "÷ GD": mean("loss", "gd_loss"),
+           "raw, ÷ GD": {label: mean("loss", "gd_loss")(rs) for label, rs in raw.items()},
            "parameters": first("parameters", ","), "state": carried, "seconds": seconds,
            "last tenth": flattened})
 
@@ -167,7 +164,7 @@ def fig3c(quick, raw=False):
     right.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=2)
     right.set(title=f"B  after {seen(ours)}, {len(ours)} seeds", xlim=(0, 1.12 * edge),
               xlabel="loss on fresh tasks (½ squared error per coordinate)")
-    finish(figure, name, quick)
+    finish(figure, "fig3c", quick)
 
 
 def validated(result):
