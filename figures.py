@@ -270,7 +270,7 @@ def classification(kind, N, quick):
 
 
 def parameter_distance(*folders):
-    """App. B.5's "Model diff": the L2 distance of all weights, large by symmetries alone."""
+    """App. B.6's "Model diff": the L2 distance of all weights, large by symmetries alone."""
     ours, theirs = (parameters_to_vector(train.load(folder)[1].parameters()) for folder in folders)
     return (ours - theirs).norm().item()
 

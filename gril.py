@@ -71,7 +71,7 @@ def gril_loop(C_v, C_k, C_u, Q, q, A, Z0=None):
     A = 1 if A is None else A
     steps = zip(C_v.unbind(1), C_k.unbind(1), C_u.unbind(1), strict=True)
     for C_v, C_k, C_u in steps:
-        Z = A * Z + C_v @ Q @ C_k.mT            # the cross-product is Eq. 10, (B, J, d, m)
+        Z = A * Z + C_v @ Q @ C_k.mT            # Eq. 10, C_t Q C_tᵀ: in context all C are C_t
         o = Z.real @ (C_u @ q)                  # only the block's gates are complex, (B, J, d, 1)
         outputs.append(o[..., 0])
     return torch.stack(outputs, 1).to(dtype), Z
@@ -81,7 +81,7 @@ def gril_scan(C_v, C_k, C_u, Q, q, A, Z0=None):
     """Definition 4.2, all steps at once: the same two lines on T states, and all T are held."""
     dtype = C_v.dtype
     C_v, C_k, C_u, Q, q, A, Z0 = _prepare(C_v, C_k, C_u, Q, q, A, Z0)
-    Z = scan(A, C_v @ Q @ C_k.mT, Z0)                                       # (B, T, J, d, m)
+    Z = scan(A, C_v @ Q @ C_k.mT, Z0)                               # Eq. 10, (B, T, J, d, m)
     o = Z.real @ (C_u @ q)                                                  # (B, T, J, d, 1)
     return o[..., 0].to(dtype), Z[:, -1]
 
@@ -108,7 +108,10 @@ def gril_query(C_v, C_k, C_u, Q, q, A):
 
 
 def gril_step(v, k, u, Q, q, A, state):
-    """Definition 4.2 for one token of a stream, v (B, J, d), k, u (B, J, m), and the next state."""
+    """Definition 4.2 for one token of a stream, v (B, J, d), k, u (B, J, m), and the next state.
+
+    The past holds the two tokens before it, which App. F's causal window sees.
+    """
     Z, past = state                                                         # (B, J, d+2m, w-1)
     C = torch.cat([past, torch.cat([v, k, u], -1)[..., None]], -1)          # (B, J, d+2m, w)
     C_v, C_k, C_u = C.split([v.shape[-1], k.shape[-1], u.shape[-1]], -2)
@@ -381,11 +384,11 @@ class MultistepGRIL(PromptLayer):
         for l in reversed(list(range(len(self.Q))) * self.loops):           # l = L … 1
             beta, (Zr, Zr_tilde) = self.beta[l][:, None], self.heads(C, r, l, form)
             o = o + beta * Zr                                   # β_l Z_l r
-            r = r - self.decay[l] * r - beta * Zr_tilde         # what is left for W_{l-1}
+            r = r - self.decay[l] * r - beta * Zr_tilde         # ηλ r: the L2 term, App. A.5
         return o + r @ self.W0.mT                               # (B, T, f)
 
     def heads(self, C, r, l, form):
-        """Z_l r and Z̃_l r, (B, T, f) both: two states that differ in Q and A alone."""
+        """Z_l r and Z̃_l r, (B, T, f) both: two states; Q[l] holds Q and Q̃, A[l] their gates."""
         C, (C_u, q) = C[:, :, None], column(r)                  # (B, T, 1, f, 3)
         o, _ = form(C, C, C_u, self.Q[l], q, self.A[l])         # (B, T, 2, f)
         return o.unbind(2)
@@ -557,9 +560,9 @@ def construct_multistep(layer, eta, N, W0=None, weight_decay=0.0):
 
 
 def construct_softmax(model, eta, N):
-    """App. A.6: the error of cross-entropy takes the place of y, the weights stay as they are.
+    """Proposition 4.3, App. A.6: cross-entropy's error takes the place of y, no weight changes.
 
-    The softmax is in the tokens: tasks.SoftmaxClassification.tokens makes y - p, at W = 0. With the
+    The softmax is in the tokens: tasks.SoftmaxClassification.residual is y - p, at W = 0. With the
     paper's r = p - y, Z would be the gradient and β = -η/N.
     """
     construct_multivariate(model.linear, eta, N)
@@ -574,7 +577,7 @@ def construct_binary(model, eta, N):
 
 
 def gd_dagger(model, eta, N):
-    """GD† (Fig. 3B, 4): the recurrence is frozen at gradient descent, the MLP or gate trains.
+    """GD† (App. B.4, Fig. 3B, 4): the recurrence is frozen at GD, the MLP or gated unit trains.
 
     A departure: β trains, too.
     """
@@ -605,7 +608,7 @@ class Mixer(nn.Module):
 
 
 class GrilMixer(Mixer):
-    """The recurrence between projections (App. D): (B, T, H) -> (B, T, H), causal.
+    """App. D, Fig. 11: the GRIL block, causal, (B, T, H) -> (B, T, H).
 
     u = W_in z;  causal windows C_v, C_k, C_u over W_v u, √(1-|λ|²)/√h W_k u and u, h = P/J;
     Z = λ ⊙ Z + C_v Q C_kᵀ, o = β Re(Z) C_u q in each of J blocks, with a state of h × h;
@@ -637,7 +640,7 @@ class GrilMixer(Mixer):
         self.Q = nn.Parameter(torch.randn(J, w, w) / math.sqrt(w))
         self.q = nn.Parameter(torch.randn(J, w) / math.sqrt(w))
         self.beta = nn.Parameter(torch.full((J,), beta))
-        # App. E.2, the start of the LRU: λ = exp(-exp ν + i exp θ), |λ|² uniform in
+        # App. E.2, F.2, the start of the LRU: λ = exp(-exp ν + i exp θ), |λ|² uniform in
         # [r_min², r_max²], its angle in [0, max_phase]; a real gate has no angle
         squared = torch.empty(J, self.h).uniform_(r_min ** 2, r_max ** 2).clamp(1e-6, 1 - 1e-6)
         self.nu, self.theta = nn.Parameter((-0.5 * squared.log()).log()), None
@@ -701,7 +704,7 @@ def complex_gate(log_rho, theta):
 
 
 class Block(Mixer):
-    """x + dropout(mixer(LayerNorm(x))), for GRIL and every other mixer."""
+    """x + dropout(mixer(LayerNorm(x))), App. D's pre-norm, for GRIL and every other mixer."""
 
     def __init__(self, mixer, H, dropout=0.0):
         super().__init__()

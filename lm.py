@@ -82,8 +82,8 @@ class LanguageModel(Mixer):
             rest = MLP(H, max(1, round((budget - parameters(part)) / channel)))
             self.layers += [Block(part, H, dropout), Block(rest, H, dropout)]
         with torch.no_grad():
-            for block in self.layers:
-                block.mixer.get_submodule(block.mixer.writes).weight /= math.sqrt(2 * layers)
+            for part in (block.mixer for block in self.layers if block.mixer.writes):
+                part.get_submodule(part.writes).weight /= math.sqrt(2 * layers)
 
     @property
     def constant(self):

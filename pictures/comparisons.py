@@ -1,7 +1,8 @@
 """GRIL beside other sequence models: in context (Fig. 3 C, Fig. 6, Table 3), and on real data.
 
-The commands are those of figures.py: fig3c, leaving_zero, candidates, protocol; lra, wikitext2. Every model of a table gets the same examples, and where a rate is chosen, the best of
-the same few by validation. What the runs came to is kept in docs/runs.jsonl.
+The commands are those of figures.py: fig3c, leaving_zero, candidates, protocol; lra, wikitext2.
+Every model of a table gets the same examples, and where a rate is chosen, the best of the same few
+by validation. What the runs came to is kept in docs/runs.jsonl.
 """
 import math
 from functools import partial

@@ -18,6 +18,7 @@ import torch
 import baselines
 import train
 from gril import GRIL
+from lm import LM
 from lra import LRA
 from tasks import TASKS, gradient_descent
 
@@ -235,6 +236,9 @@ def test_the_recipe_for_a_baseline(run, capsys):
             streamed.append(y)
         assert (torch.stack(streamed, 1) - model(s)).abs().max() < 1e-5
     assert result["model"] == "gru" and "trained gru" in capsys.readouterr().out
+    for elsewhere in (LRA["image"], LM["wikitext2"]):               # as the page says of its row
+        elsewhere = elsewhere(layers=1, H=8, P=8, J=2, length=16)
+        assert elsewhere.loss(elsewhere.model("gru"), elsewhere.example(2)).isfinite()
 
 
 def test_the_recipe_for_a_dataset(run, capsys):
