@@ -35,7 +35,7 @@ from files.runs import load as load_run
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
 from gril import Block, Mixer
 from machine.devices import Epochs, choose_device, my_share, on, summed
-from machine.options import LOOP, Option, sizes
+from machine.options import LOOP, Option, sequence_options
 from tasks import Task
 
 
@@ -55,7 +55,7 @@ def models():
             "gril_alone": gril._replace(lm={})}
 
 
-def mixer(row, H, i=0, **numbers):
+def make_mixer(row, H, i=0, **numbers):
     """Of layer i. β starts small, or among the frame's products it drowns the token itself."""
     numbers = dict(beta=0.1, heads=max(1, H // 64), i=i) | numbers | row.lm
     part = row.mixer(H, **row.given(numbers))
@@ -73,12 +73,12 @@ class LanguageModel(Mixer):
     def __init__(self, V, layers, H, inner, P, J, model="gril", dropout=0.0, **gril):
         super().__init__()
         row, numbers, channel = known("model", model, models()), dict(P=P, J=J, **gril), 2 * H + 1
-        budget = parameters(mixer(MODELS["gril"], H, **numbers)) + inner * channel      # of a layer
+        budget = parameters(make_mixer(MODELS["gril"], H, **numbers)) + inner * channel  # a layer's
         self.embed = nn.Embedding(V, H)
         nn.init.normal_(self.embed.weight, std=0.02)
         self.drop, self.layers, self.norm = nn.Dropout(dropout), nn.ModuleList(), nn.LayerNorm(H)
         for i in range(layers):
-            part = mixer(row, H, i, **numbers)
+            part = make_mixer(row, H, i, **numbers)
             rest = MLP(H, max(1, round((budget - parameters(part)) / channel)))
             self.layers += [Block(part, H, dropout), Block(rest, H, dropout)]
         with torch.no_grad():
@@ -162,7 +162,7 @@ class NextToken(Task):
     higher = False
     recipes = RECIPES
     options = dict(
-        sizes(layers=4, H=128, P=64, J=16, length=256),
+        sequence_options(layers=4, H=128, P=64, J=16, length=256),
         tokenizer=Option("gpt2", "gpt2 or bytes", among=tuple(TOKENIZERS)),
         inner=Option(128, "width inside a feed-forward layer", least=1),
         stateful=Option(False, "carry the state from block to block"),

@@ -42,7 +42,7 @@ from files import arena
 from files.arena import OPERATORS, SYMBOLS
 from files.downloads import data_folder, download, unpack
 from machine.devices import Epochs, my_share, on, summed
-from machine.options import Option, sizes
+from machine.options import Option, sequence_options
 from tasks import Task
 
 END = 256                                       # the end token
@@ -129,7 +129,7 @@ class Arena(Task):
     paper_accuracy = None
     choose = "accuracy"
     options = dict(
-        sizes(layers=2, H=64, P=64, J=8, length=1024),
+        sequence_options(layers=2, H=64, P=64, J=8, length=1024),
         gate=Option("real", "real or complex", among=("real", "complex")),
         r_min=Option(0.5, "smallest |gate| at the start", least=0),
         r_max=Option(0.9, "largest |gate| at the start", least=0, most=1),

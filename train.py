@@ -43,7 +43,7 @@ from files.whole import write_json
 from lm import LM
 from lra import LRA
 from machine.cost import dry_run
-from machine.devices import agree, catch_signals, prepare, processes, same, seed_dropout
+from machine.devices import agree, catch_signals, processes, same, seed_dropout, set_up
 from machine.options import LOOP, flag
 from pictures.run import draw_run
 from tasks import TASKS as IN_CONTEXT
@@ -159,7 +159,7 @@ def setup(args, turns, recipe):
 
     run = SimpleNamespace(args=args, task=task, recipe=recipe, step=0, best=BEST, best_saved=0)
     run.rank, run.world = processes()
-    run.device, run.dtype, run.autocast = prepare(recipe, run.world)
+    run.device, run.dtype, run.autocast = set_up(recipe, run.world)
     run.config = dict(task=args.task, model=args.model, recipe=args.recipe, seed=args.seed,
                       test_every_validation=tests, **recipe)
     if run.rank == 0:

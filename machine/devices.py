@@ -33,7 +33,7 @@ def processes():
     return int(rank), int(world)
 
 
-def prepare(recipe, world):
+def set_up(recipe, world):
     """(device, name of the dtype, autocast) for a run, with torch set to them; processes joined."""
     device, dtype = choose_device(recipe["device"]), recipe["dtype"]
     if dtype == "auto":

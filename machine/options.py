@@ -45,7 +45,7 @@ def flag(name):
     return f"--{name.replace('_', '-')}"
 
 
-def sizes(layers, H, P, J, length):
+def sequence_options(layers, H, P, J, length):
     """The numbers that all models of long sequences have."""
     return dict(
         layers=Option(layers, "layers", least=1),

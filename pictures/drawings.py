@@ -121,7 +121,7 @@ def blank(ax, width, height):
 
 # ----------------------------------------------------------------------------- what each form keeps
 
-def kept(h, T, form):
+def held_numbers(h, T, form):
     """Numbers a head of width h keeps for its backward pass over T tokens; a stream's state."""
     mixer = GrilMixer(h, h, 1, gate="real", form="chunk" if form == "step" else form)
     v, k, u = (torch.randn(1, T, 1, h, requires_grad=True) for _ in range(3))
@@ -154,7 +154,7 @@ MARKS = {"a state, d × m": dict(fc=BLUE, ec="white", alpha=0.85),
 def forms(quick):
     """What each form of the recurrence keeps: drawn for eight steps, and measured."""
     T, widths = 64 if quick else 1024, (4, 16) if quick else (4, 16, 64)
-    numbers = {form: [kept(h, T, form) for h in widths] for form in FORMS}
+    numbers = {form: [held_numbers(h, T, form) for h in widths] for form in FORMS}
     print_table(f"Numbers kept by one head of width h over {T:,} tokens (w = 3, real gate), "
                 "measured; by step whatever the length",
                 ("form", *(f"h = {h}" for h in widths), *(f"a token, h = {h}" for h in widths)),

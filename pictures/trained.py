@@ -47,7 +47,7 @@ def runs(settings, quick, sweep=False, keep=False):
             list(tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80))
     there |= {folder: result(folder) for folder, _ in missing}
     if keep and not quick:
-        store(there.values())
+        keep_lines(there.values())
     for folder in jobs:
         if "diverged" in there[folder] and not sweep:
             raise Missing(f"{folder}: {there[folder]['diverged']}")
@@ -68,7 +68,7 @@ def kept():
             for r in map(json.loads, lines)}
 
 
-def store(results):
+def keep_lines(results):
     """A line for each new run at the end of docs/runs.jsonl, the curves with five digits."""
     new = [r for r in results if r["folder"].name not in kept()]
     with open(KEPT, "a", encoding="utf-8") as file:

@@ -820,9 +820,9 @@ def test_every_parameter_learns(model):
 def test_what_a_mixer_adds_starts_smaller_by_the_depth(model):
     net = built(model, layers=1)
     torch.manual_seed(0)
-    lm.mixer(MODELS["gril"], 16, P=8, J=4)                      # the draws before the mixer's
+    lm.make_mixer(MODELS["gril"], 16, P=8, J=4)                      # the draws before the mixer's
     nn.init.normal_(nn.Embedding(50, 16).weight)
-    alone = lm.mixer(MODELS[model], 16, P=8, J=4)
+    alone = lm.make_mixer(MODELS[model], 16, P=8, J=4)
     changed = {name: W for name, W in alone.named_parameters()
                if not torch.equal(W.to(f64), net.layers[0].mixer.get_parameter(name))}
     (name, W), = changed.items()                        # one weight, through which all must go
