@@ -38,16 +38,17 @@ def runs(settings, quick, sweep=False, keep=False):
     jobs = dict(job(options, quick) for options in settings)
     there = {folder: found for folder in jobs if (found := result(folder, keep))}
     check(jobs, there)
+    keep_lines(there.values() if keep and not quick else ())
     missing = [(folder, options) for folder, options in jobs.items() if folder not in there]
     if quick:
         list(map(run, missing))
     elif missing:
         workers = int(os.environ.get("GRIL_WORKERS", 2))
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            list(tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80))
+            ended = tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80)
+            for folder, _ in zip(dict(missing), ended):
+                keep_lines([result(folder)] if keep else ())    # a sweep that is stopped keeps it
     there |= {folder: result(folder) for folder, _ in missing}
-    if keep and not quick:
-        keep_lines(there.values())
     for folder in jobs:
         if "diverged" in there[folder] and not sweep:
             raise Missing(f"{folder}: {there[folder]['diverged']}")
@@ -70,9 +71,8 @@ def kept():
 
 def keep_lines(results):
     """A line for each new run at the end of docs/runs.jsonl, the curves with five digits."""
-    new = [r for r in results if r["folder"].name not in kept()]
-    with open(KEPT, "a", encoding="utf-8") as file:
-        for r in new:
+    for r in [r for r in results if r["folder"].name not in kept()]:
+        with open(KEPT, "a", encoding="utf-8") as file:
             rows = [] if "diverged" in r else metrics(r)
             curves = {name: [float(f"{float(row[name]):.5g}") for row in rows]
                       for name in CURVES if rows and name in rows[0]}

@@ -406,8 +406,11 @@ def test_a_kept_run_is_there_without_its_folder_its_curves_with_five_digits(cann
     assert len(canned.made) == 1 and not capsys.readouterr().err
     trained.runs([BASE], False)                                         # its weights are asked for
     assert len(canned.made) == 2
+    with pytest.raises(ValueError, match="unknown model"):              # stopped at the second run
+        trained.runs([dict(BASE, seed=1), dict(BASE, model="none")], False, keep=True)
+    assert [json.loads(line)["seed"] for line in trained.KEPT.read_text().splitlines()] == [0, 1]
     with pytest.raises(Missing, match="kept.jsonl.*\n.*warmup was 7, is 100"):
-        line = json.loads(trained.KEPT.read_text())
+        line = json.loads(trained.KEPT.read_text().splitlines()[0])
         trained.KEPT.write_text(json.dumps(dict(line, warmup=7)))
         shutil.rmtree(done["folder"])
         trained.runs([BASE], False, keep=True)
