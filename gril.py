@@ -110,7 +110,7 @@ def gril_query(C_v, C_k, C_u, Q, q, A):
 def gril_step(v, k, u, Q, q, A, state):
     """Definition 4.2 for one token of a stream, v (B, J, d), k, u (B, J, m), and the next state.
 
-    The past holds the two tokens before it, which App. F's causal window sees.
+    The past holds the w-1 tokens before it, which App. F's causal window sees.
     """
     Z, past = state                                                         # (B, J, d+2m, w-1)
     C = torch.cat([past, torch.cat([v, k, u], -1)[..., None]], -1)          # (B, J, d+2m, w)
