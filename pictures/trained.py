@@ -71,7 +71,8 @@ def kept():
 
 def keep_lines(results):
     """A line for each new run at the end of docs/runs.jsonl, the curves with five digits."""
-    for r in [r for r in results if r["folder"].name not in kept()]:
+    there = kept() if results else {}                           # read once, not for each
+    for r in (r for r in results if r["folder"].name not in there):
         with open(KEPT, "a", encoding="utf-8") as file:
             rows = [] if "diverged" in r else metrics(r)
             curves = {name: [float(f"{float(row[name]):.5g}") for row in rows]
