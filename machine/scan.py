@@ -54,9 +54,7 @@ class Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a, b, z0):
-        z = b.clone()
-        z[:, 0].addcmul_(a[:, 0], z0)
-        z = solve(a, z)
+        z = solve(a, b, z0)
         ctx.save_for_backward(a, z, z0)
         return z
 
@@ -64,26 +62,36 @@ class Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, g):
         a, z, z0 = ctx.saved_tensors
-        g = solve(a.conj(), g.clone(), back=True)               # db_t = g_t + ā_{t+1} db_{t+1}
-        da, dz0 = g * torch.cat([z0[:, None], z[:, :-1]], 1).conj(), a[:, 0].conj() * g[:, 0]
-        return da.sum_to_size(a.shape), g, dz0.sum_to_size(z0.shape)
+        g = solve(a.conj(), g, back=True)                       # db_t = g_t + ā_{t+1} db_{t+1}
+        da = torch.empty_like(g)                                # da_t = db_t z̄_{t-1}
+        torch.mul(g[:, 0], z0.conj(), out=da[:, 0])
+        torch.mul(g[:, 1:], z[:, :-1].conj(), out=da[:, 1:])
+        return da.sum_to_size(a.shape), g, (a[:, 0].conj() * g[:, 0]).sum_to_size(z0.shape)
 
 
-def solve(a, z, back=False):
-    """z_t += a_t z_{t-1}, or backwards z_t += a_{t+1} z_{t+1}; z may be overwritten.
+def solve(a, b, z0=None, back=False):
+    """z_t = a_t z_{t-1} + b_t from z0, or backwards z_t = a_{t+1} z_{t+1} + b_t from z_T = b_T.
 
-    On a CPU that a single step fills, one after the other: that reads everything once.
+    On a CPU that a single step fills, one after the other: that reads and writes everything once.
     """
-    if z.device.type == "cpu" and z[:, 0].numel() >= 1024:
-        steps, gates = z.unbind(1), a.expand(-1, z.shape[1], *a.shape[2:]).unbind(1)[1:]
-        steps, gates = (steps[::-1], gates[::-1]) if back else (steps, gates)
-        for a_t, before, z_t in zip(gates, steps, steps[1:]):
-            z_t.addcmul_(a_t, before)
+    if b.device.type == "cpu" and b[:, 0].numel() >= 1024:
+        z = torch.empty_like(b)
+        gates, b, steps = (x.unbind(1) for x in (a.expand(-1, b.shape[1], *a.shape[2:]), b, z))
+        if back:
+            steps[-1].copy_(b[-1])
+            gates, b, steps = gates[:0:-1], b[-2::-1], steps[::-1]
+        else:
+            torch.addcmul(b[0], gates[0], z0, out=steps[0])
+            gates, b = gates[1:], b[1:]
+        for a_t, b_t, before, z_t in zip(gates, b, steps, steps[1:]):
+            torch.addcmul(b_t, a_t, before, out=z_t)
         return z
     if back:
-        a = torch.cat([a[:, 1:], a[:, :1]], 1)                  # a_{t+1} meets z_{t+1}
-        return associative_scan(a.flip(1), z.flip(1)).flip(1)
-    return associative_scan(a, z)
+        a = torch.cat([a[:, 1:], a[:, :1]], 1)                  # a_{t+1} meets b_{t+1}
+        return associative_scan(a.flip(1), b.flip(1)).flip(1)
+    b = b.clone()
+    b[:, 0].addcmul_(a[:, 0], z0)
+    return associative_scan(a, b)
 
 
 def associative_scan(a, b):
