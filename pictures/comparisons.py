@@ -65,9 +65,13 @@ def rates_of(name, models, quick):
     rates = {}
     for label, losses in found.items():
         tied = [rate for rate, loss in zip(tried(quick), losses) if loss <= (1 + TIE) * min(losses)]
-        published = math.log(PUBLISHED.get(models[label]["model"], 1e-3))
-        rates[label] = min(tied, key=lambda rate: abs(math.log(rate) - published))
+        aim = math.log(published(models[label]["model"]))
+        rates[label] = min(tied, key=lambda rate: abs(math.log(rate) - aim))
     return rates
+
+
+def published(model):
+    return PUBLISHED.get(model, 1e-3)
 
 
 def repeated(name, models, rates, quick, seeds):
@@ -182,17 +186,12 @@ def leaves(result):
     return next((f"{step}" for step, x in zip(steps, loss) if x < 0.95), "—")
 
 
-def easy_rates(models, quick):
-    """label -> the rate that does best at f = N = 3, where most models leave zero."""
-    return rates_of("leaving_zero", {label: dict(options, f=3, n=3)
-                                     for label, options in models.items()}, quick)
-
-
 def leaving_zero(quick, widths=(2, 3, 5, 10)):
     """When, if ever, a model does better than answering zero: f = N from easy to the paper's."""
     pairs = {"linear attention on pairs": dict(model="linear_attention_pairs")}
     models = on("nd_regression", {"GRIL": dict(model="gril"), **OTHERS, **pairs})
-    rates = easy_rates(models, quick)
+    rates = rates_of("leaving_zero", {label: dict(options, f=3, n=3)   # where most leave zero
+                                      for label, options in models.items()}, quick)
     found = {f: repeated("leaving_zero", {label: dict(options, f=f, n=f)
                                           for label, options in models.items()},
                          rates, quick, range(1)) for f in widths}
@@ -224,18 +223,17 @@ def beside_zero(ax, results):
     ax.set_xlabel("optimiser step")
 
 
-CANDIDATES = {          # the paper's strong ones; 30,000 steps of each take two hours at most
+CANDIDATES = {          # the paper's strong ones, at sizes of which 30,000 steps take an hour at most
     "transformer, 2 layers of 128": dict(model="transformer", width=128),
     "Mamba + LP, 2 layers of 64": dict(model="mamba_lp", width=64, layers=2),
     "Griffin + LP, 2 layers of 96": dict(model="griffin_lp", width=96, layers=2, heads=4)}
 
 
 def candidates(quick):
-    """f = N = 10 for a tenth of the paper's steps, each model at its rate of leaving_zero."""
+    """f = N = 10 for a tenth of the paper's steps; no rate left zero in fewer: the published ones."""
     models = on("nd_regression", CANDIDATES)
-    rates = easy_rates(models, quick)
-    jobs = [settings(options, "candidates", rates[label], quick)
-            for label, options in models.items()]
+    jobs = [settings(dict(options, evaluate_every=500), "candidates", published(options["model"]),
+                     quick) for options in models.values()]
     results = {label: [r] for label, r in zip(CANDIDATES, runs(jobs, quick))}
     ours = next(iter(results.values()))
     table(f"Multivariate regression, f = N = 10, {budget(ours)}, {share(ours)} of the paper's",
@@ -286,72 +284,58 @@ def protocol(quick):
 
 # ----------------------------------------------------------------------- real data, a laptop's size
 
-ARENA = {"GRIL": "gril", "filter + w = 1": "filtered",
-         "linear attention (w = 1)": "linear_attention", "LRU": "lru", "transformer": "transformer"}
+ARENA = {"GRIL": "gril", "filter + w = 1": "filtered", "LRU": "lru"}
 FACTORS = 0.3, 1, 3                                     # of the preset's rates
-SWEEP = {"text": 200, "retrieval": 100, "image": 300}   # steps of a rate; elsewhere all end alike
+SWEEP = {"text": 200, "image": 300}                     # the tasks, and the steps of a rate
+SEEDS = 3                                               # of a row on which a sentence rests
 
 
 def lra(quick):
-    """Five tasks at their tiny size: the same rows, steps and choice of rates for every model."""
-    names = ("listops",) if quick else tuple(LRA)
-    results = {name: arena(name, quick) for name in names}
-    table("Long Range Arena, tiny size, one seed, or three where there is a ±: accuracy in per "
-          "cent on the test rows, of\nthe weights that did best on validation; beside it the best "
-          "over the run on (at most 1,000) test rows, as the\npaper reports; minutes of one core",
-          ("task", "model"),
-          {(name, label): rs for name in names for label, rs in results[name].items()},
+    """Text and Image at their tiny size: the same rows, steps and choice of rates for all."""
+    results = {name: arena(name, quick) for name in SWEEP}
+    count = len(results["text"]["GRIL"])
+    table(f"Long Range Arena, tiny size, {count} seed{'s' if count > 1 else ''}: accuracy in per "
+          "cent on the test rows, of the weights that did\nbest on validation; beside it the best "
+          "over the run, as the paper reports; minutes of one core", ("task", "model"),
+          {(name, label): rs for name, each in results.items() for label, rs in each.items()},
           {"rate": first("lr", "g"), "parameters": first("parameters", ","),
            "steps": first("steps", ","), "test": mean("test_accuracy", digits=1),
            "best on test": mean("best_test_accuracy", digits=1),
            "most frequent class": first("most_frequent", ".1f"), "minutes": minutes,
-           "paper's GRIL": {(name, "GRIL"): LRA[name].paper_accuracy for name in names}})
-
-    several = [name for name in names if len(curves(results[name]["GRIL"], "accuracy")[0]) > 1]
-    figure, axes = plt.subplots(1, len(several) + 1, figsize=(2.7 * len(several) + 4.5, 3),
-                                width_ratios=[1] * len(several) + [1.7])
-    for ax, name in zip(axes, several):
-        for rs, color in zip(results[name].values(), HUES):
-            band(ax, rs, "accuracy", color, None)
-        ax.axhline(rs[0]["most_frequent"], color="black", ls=":", lw=1)
+           "paper's GRIL": {(name, "GRIL"): LRA[name].paper_accuracy for name in results}})
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3))
+    for ax, (name, each) in zip(axes, results.items()):
+        for (label, rs), color in zip(each.items(), HUES):
+            band(ax, rs, "accuracy", color, label)
+        ax.axhline(rs[0]["most_frequent"], color="black", ls=":", lw=1, label="most frequent class")
         ax.set(title=name, xlabel="optimiser step", xlim=(0, None))
     axes[0].set_ylabel("validation accuracy, %")
-    tests = {name: [{label: spread(numbers(rs, "test_accuracy"))[0]
-                     for label, rs in results[name].items()}] for name in names}
-    bars(axes[-1], tests, {label: label for label in ARENA})
-    for k, name in enumerate(names):
-        height = results[name]["GRIL"][0]["most_frequent"]
-        axes[-1].plot([k - 0.42, k + 0.42], [height, height], "k:", lw=1,
-                      label="most frequent class" if k == 0 else None)
-    axes[-1].set(title="test, weights chosen by validation", ylabel="test accuracy, %")
-    axes[-1].get_legend().remove()
-    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncol=5)
+    tests = {name: [dict(zip(each, scores)) for scores in
+                    zip(*(numbers(rs, "test_accuracy") for rs in each.values()))]
+             for name, each in results.items()}
+    bars(axes[2], tests, {label: label for label in ARENA})
+    axes[2].get_legend().remove()
+    axes[2].set(title="test, weights chosen by validation", ylabel="test accuracy, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=4)
     finish(figure, "lra", quick)
 
 
 def arena(name, quick):
-    """label -> results on one task, with the model's best rate where rates are tried."""
-    recipe = LRA[name].numbers("tiny")
+    """label -> results on one task, with the model's best rate by a short sweep."""
+    recipe, tried = LRA[name].numbers("tiny"), SWEEP[name]
 
     def options(model, factor, seed=0, **more):
         rates = {key: round(factor * recipe[key], 6) for key in ("lr", "recurrent_lr")}
         return dict(task=name, model=model, **({} if factor == 1 else rates), **more, seed=seed)
-    best = dict.fromkeys(ARENA, 1)
-    if name in SWEEP:
-        short = dict(steps=SWEEP[name], warmup=SWEEP[name] // 6, evaluate_every=SWEEP[name])
-        best, found = sweep(ARENA, FACTORS, lambda model, factor: options(model, factor, **short),
-                            lambda r: -r["validation_accuracy"], quick)
-        print_table(f"{name}: validation accuracy in per cent after {SWEEP[name]} steps, by the "
-                    "rate", ("model", *(f"{factor * recipe['lr']:g}" for factor in FACTORS)),
-                    [(label, *(f"{-x:.1f}" for x in losses)) for label, losses in found.items()])
+    short = dict(steps=tried, warmup=tried // 6, evaluate_every=tried)
+    best, found = sweep(ARENA, FACTORS, lambda model, factor: options(model, factor, **short),
+                        lambda r: -r["validation_accuracy"], quick)
+    print_table(f"{name}: validation accuracy in per cent after {tried} steps, by the rate",
+                ("model", *(f"{factor * recipe['lr']:g}" for factor in FACTORS)),
+                [(label, *(f"{-x:.1f}" for x in losses)) for label, losses in found.items()])
     return {label: runs([options(model, best[label], seed)
-                         for seed in headline(name in ("text", "image"), model, quick)], quick)
+                         for seed in range(1 if quick else SEEDS)], quick)
             for label, model in ARENA.items()}
-
-
-def headline(place, model, quick):
-    """Three seeds where a sentence of the README rests on a row, one elsewhere."""
-    return range(3 if place and model in ("gril", "filtered", "lru") and not quick else 1)
 
 
 LANGUAGE = {"GRIL": "gril", "filter + w = 1 in GRIL's frame": "filtered",
@@ -391,8 +375,11 @@ def language(ax, recipe, text, quick):
     print_table(f"{title}: the sweep, {swept} steps each, validation {unit}",
                 ("model", *rates),
                 [(label, *(f"{x:.4g}" for x in scores)) for label, scores in found.items()])
+
+    def count(model):
+        return SEEDS if recipe == "bytes" and model in ARENA.values() and not quick else 1
     results = {label: runs([options(model, steps, best[label], text["scored"], seed=seed)
-                            for seed in headline(recipe == "bytes", model, quick)], quick)
+                            for seed in range(count(model))], quick)
                for label, model in LANGUAGE.items()}
     results["GRIL, --stateful"] = runs([options("gril", steps, best["GRIL"], text["scored"],
                                                 stateful=True)], quick)
