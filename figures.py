@@ -20,7 +20,7 @@
   protocol           the paper's 300,000 steps, whole, for every in-context task
   reach              a trained layer at other scales and prompt lengths         (not in the paper)
   parameters         what grows as f², what as f⁴                               (Sec. 4.5)
-  lra                Long Range Arena at a laptop's size, five models           (Sec. 5.4)
+  lra                Long Range Arena at a laptop's size, three models          (Sec. 5.4)
   wikitext2          a small language model, eight mixers                       (Sec. 5.4)
 
 Here are the paper's own; pictures/ has the others. Runs are kept under runs/figures, and those of
