@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from baselines import state_size
+from lm import LM
 from lra import LRA
 from pictures import trained
 from pictures.plots import (BLUE, GREY, HUES, band, bars, curves, finish, first, flattened, fresh,
@@ -41,12 +42,17 @@ def settings(options, name, rate, quick, seed=0):
 
 
 def sweep(models, rates, options, loss, quick):
-    """label -> the best of the same few rates; and label -> what every rate came to."""
+    """label -> what each of the same few rates came to."""
     swept = runs([options(model, rate) for model in models.values() for rate in rates], quick,
                  sweep=True)
     found = [math.inf if "diverged" in r else loss(r) for r in swept]
-    found = dict(zip(models, zip(*[iter(found)] * len(rates))))
-    return {label: rates[each.index(min(each))] for label, each in found.items()}, found
+    return dict(zip(models, zip(*[iter(found)] * len(rates))))
+
+
+def chosen(rates, losses, slack, aim):
+    """The rate with the least loss; of those within slack of it, which noise chooses, aim's next."""
+    close = [rate for rate, loss in zip(rates, losses) if loss <= min(losses) + slack]
+    return min(close, key=lambda rate: abs(math.log(rate / aim)))
 
 
 def tried(quick):
@@ -59,15 +65,10 @@ def rates_of(name, models, quick):
     Of rates that come within 1% of the best (all, where none leaves the zero predictor), the one
     nearest to the family's published rate is taken. A sweep is as long as the runs.
     """
-    _, found = sweep(models, tried(quick),
-                     lambda options, rate: settings(options, name, rate, quick),
-                     lambda r: last([r], "loss"), quick)
-    rates = {}
-    for label, losses in found.items():
-        tied = [rate for rate, loss in zip(tried(quick), losses) if loss <= (1 + TIE) * min(losses)]
-        aim = math.log(published(models[label]["model"]))
-        rates[label] = min(tied, key=lambda rate: abs(math.log(rate) - aim))
-    return rates
+    found = sweep(models, tried(quick), lambda options, rate: settings(options, name, rate, quick),
+                  lambda r: last([r], "loss"), quick)
+    return {label: chosen(tried(quick), losses, TIE * min(losses),
+                          published(models[label]["model"])) for label, losses in found.items()}
 
 
 def published(model):
@@ -287,6 +288,7 @@ def protocol(quick):
 ARENA = {"GRIL": "gril", "filter + w = 1": "filtered", "LRU": "lru"}
 FACTORS = 0.3, 1, 3                                     # of the preset's rates
 SWEEP = {"text": 200, "image": 300}                     # the tasks, and the steps of a rate
+NOISE = 1.5                                             # per cent, a standard error of 1,000 rows
 SEEDS = 3                                               # of a row on which a sentence rests
 
 
@@ -321,19 +323,19 @@ def lra(quick):
 
 
 def arena(name, quick):
-    """label -> results on one task, with the model's best rate by a short sweep."""
+    """label -> results on one task, at the rate of a short sweep; within NOISE the preset's."""
     recipe, tried = LRA[name].numbers("tiny"), SWEEP[name]
 
     def options(model, factor, seed=0, **more):
         rates = {key: round(factor * recipe[key], 6) for key in ("lr", "recurrent_lr")}
         return dict(task=name, model=model, **({} if factor == 1 else rates), **more, seed=seed)
     short = dict(steps=tried, warmup=tried // 6, evaluate_every=tried)
-    best, found = sweep(ARENA, FACTORS, lambda model, factor: options(model, factor, **short),
-                        lambda r: -r["validation_accuracy"], quick)
+    found = sweep(ARENA, FACTORS, lambda model, factor: options(model, factor, **short),
+                  lambda r: -r["validation_accuracy"], quick)
     print_table(f"{name}: validation accuracy in per cent after {tried} steps, by the rate",
                 ("model", *(f"{factor * recipe['lr']:g}" for factor in FACTORS)),
                 [(label, *(f"{-x:.1f}" for x in losses)) for label, losses in found.items()])
-    return {label: runs([options(model, best[label], seed)
+    return {label: runs([options(model, chosen(FACTORS, found[label], NOISE, 1), seed)
                          for seed in range(1 if quick else SEEDS)], quick)
             for label, model in ARENA.items()}
 
@@ -369,9 +371,11 @@ def language(ax, recipe, text, quick):
         return dict(task="wikitext2", recipe=recipe, model=model, steps=steps, warmup=steps // 8,
                     report_tokens=1000 if quick else tokens, **more, seed=seed,
                     evaluate_every=steps // validations, lr=rate, recurrent_lr=rate / 4)
-    best, found = sweep(LANGUAGE, rates,
-                        lambda model, rate: options(model, swept, rate, 1000, 1),
-                        lambda r: r[f"validation_{score}"], quick)
+    found = sweep(LANGUAGE, rates, lambda model, rate: options(model, swept, rate, 1000, 1),
+                  lambda r: r[f"validation_{score}"], quick)
+    preset = LM["wikitext2"].numbers(recipe)["lr"]
+    best = {label: chosen(rates, scores, TIE * min(scores), preset)
+            for label, scores in found.items()}
     print_table(f"{title}: the sweep, {swept} steps each, validation {unit}",
                 ("model", *rates),
                 [(label, *(f"{x:.4g}" for x in scores)) for label, scores in found.items()])
