@@ -224,7 +224,7 @@ def beside_zero(ax, results):
     ax.set_xlabel("optimiser step")
 
 
-CANDIDATES = {          # the paper's strong ones, at sizes of which 30,000 steps take an hour at most
+CANDIDATES = {          # the paper's strong ones, at sizes of which 30,000 steps take an hour
     "transformer, 2 layers of 128": dict(model="transformer", width=128),
     "Mamba + LP, 2 layers of 64": dict(model="mamba_lp", width=64, layers=2),
     "Griffin + LP, 2 layers of 96": dict(model="griffin_lp", width=96, layers=2, heads=4)}
@@ -287,14 +287,14 @@ def protocol(quick):
 
 ARENA = {"GRIL": "gril", "filter + w = 1": "filtered", "LRU": "lru"}
 FACTORS = 0.3, 1, 3                                     # of the preset's rates
-SWEEP = {"text": 200, "image": 300}                     # the tasks, and the steps of a rate
+ROUNDS = {"text": (200, {}), "image": (150, dict(steps=600))}   # steps of a rate; the last runs'
 NOISE = 1.5                                             # per cent, a standard error of 1,000 rows
 SEEDS = 3                                               # of a row on which a sentence rests
 
 
 def lra(quick):
     """Text and Image at their tiny size: the same rows, steps and choice of rates for all."""
-    results = {name: arena(name, quick) for name in SWEEP}
+    results = {name: arena(name, quick) for name in ROUNDS}
     count = len(results["text"]["GRIL"])
     table(f"Long Range Arena, tiny size, {count} seed{'s' if count > 1 else ''}: accuracy in per "
           "cent on the test rows, of the weights that did\nbest on validation; beside it the best "
@@ -324,7 +324,7 @@ def lra(quick):
 
 def arena(name, quick):
     """label -> results on one task, at the rate of a short sweep; within NOISE the preset's."""
-    recipe, tried = LRA[name].numbers("tiny"), SWEEP[name]
+    recipe, (tried, steps) = LRA[name].numbers("tiny"), ROUNDS[name]
 
     def options(model, factor, seed=0, **more):
         rates = {key: round(factor * recipe[key], 6) for key in ("lr", "recurrent_lr")}
@@ -335,7 +335,7 @@ def arena(name, quick):
     print_table(f"{name}: validation accuracy in per cent after {tried} steps, by the rate",
                 ("model", *(f"{factor * recipe['lr']:g}" for factor in FACTORS)),
                 [(label, *(f"{-x:.1f}" for x in losses)) for label, losses in found.items()])
-    return {label: runs([options(model, chosen(FACTORS, found[label], NOISE, 1), seed)
+    return {label: runs([options(model, chosen(FACTORS, found[label], NOISE, 1), seed, **steps)
                          for seed in range(1 if quick else SEEDS)], quick)
             for label, model in ARENA.items()}
 
