@@ -50,7 +50,7 @@ def sweep(models, rates, options, loss, quick):
 
 
 def chosen(rates, losses, slack, aim):
-    """The rate with the least loss; of those within slack of it, which noise chooses, aim's next."""
+    """The rate of the least loss; of those within slack of it, where noise chooses, aim's next."""
     close = [rate for rate, loss in zip(rates, losses) if loss <= min(losses) + slack]
     return min(close, key=lambda rate: abs(math.log(rate / aim)))
 
@@ -231,7 +231,7 @@ CANDIDATES = {          # the paper's strong ones, at sizes of which 30,000 step
 
 
 def candidates(quick):
-    """f = N = 10 for a tenth of the paper's steps; no rate left zero in fewer: the published ones."""
+    """f = N = 10 for a tenth of the paper's steps; no rate left zero in fewer: published ones."""
     models = on("nd_regression", CANDIDATES)
     jobs = [settings(dict(options, evaluate_every=500), "candidates", published(options["model"]),
                      quick) for options in models.values()]
