@@ -26,10 +26,6 @@ QUICK = dict(steps=20, batch=32, tasks=200)                     # an in-context 
 QUICK_FILES = dict(steps=4, batch=2, length=32, warmup=1, evaluate_every=2)
 KEPT = IMAGES.parent / "runs.jsonl"
 CURVES = "step", "train_loss", "loss", "gd_loss", "accuracy", "bits", "perplexity"
-# Memory in large pages, and not given back after every tensor: a process must ask before it starts.
-# On a CPU an eager step over long sequences else spends much of its time on first touching pages.
-LARGE_PAGES = ":".join(f"glibc.malloc.{name}" for name in (
-    "hugetlb=1", "mmap_threshold=4294967296", "trim_threshold=4294967296"))
 CODE = ("gril.py", "baselines.py", "tasks.py", "lra.py", "lm.py", "train.py", "files/*.py",
         "machine/*.py")                         # on which a run depends
 
@@ -48,7 +44,6 @@ def runs(settings, quick, sweep=False, keep=False):
         list(map(run, missing))
     elif missing:
         workers = int(os.environ.get("GRIL_WORKERS", 2))
-        os.environ.setdefault("GLIBC_TUNABLES", LARGE_PAGES)
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             ended = tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80)
             for folder, _ in zip(dict(missing), ended):
