@@ -22,6 +22,7 @@
   parameters         what grows as f², what as f⁴                               (Sec. 4.5)
   lra                Long Range Arena at a laptop's size, three models          (Sec. 5.4)
   wikitext2          a small language model, eight mixers                       (Sec. 5.4)
+  wikitext2_bytes    three of them on bytes, three seeds each                   (Sec. 5.4)
 
 Here are the paper's own; pictures/ has the others. Runs are kept under runs/figures, and those of
 comparisons in docs/runs.jsonl, and used again; delete a folder, or a line, to run it anew.
@@ -41,7 +42,8 @@ from torch.nn.utils import parameters_to_vector
 
 import train
 from pictures import page
-from pictures.comparisons import candidates, fig3c, leaving_zero, lra, protocol, wikitext2
+from pictures.comparisons import (candidates, fig3c, leaving_zero, lra, protocol, wikitext2,
+                                  wikitext2_bytes)
 from pictures.drawings import forms, how, prompt
 from pictures.limits import parameters, reach
 from pictures.plots import (BLUE, GREEN, GREY, ORANGE, RED, WINDOW, band, bars, errorbars, finish,
@@ -335,7 +337,7 @@ def second_order(quick):
 
 FIGURES = {figure.__name__: figure for figure in (
     how, forms, prompt, fig2, fig3, two_layer_weights, ablations, second_order, fig3c,
-    leaving_zero, candidates, protocol, reach, parameters, lra, wikitext2)}
+    leaving_zero, candidates, protocol, reach, parameters, lra, wikitext2, wikitext2_bytes)}
 FIGURES |= {f"{kind}_{N}": partial(classification, kind, N)
             for N in (10, 100) for kind in ("binary", "softmax")}
 

@@ -1,6 +1,7 @@
 """GRIL beside other sequence models: in context (Fig. 3 C, Fig. 6, Table 3), and on real data.
 
-The commands are those of figures.py: fig3c, leaving_zero, candidates, protocol; lra, wikitext2.
+The commands are those of figures.py: fig3c, leaving_zero, candidates, protocol; lra, wikitext2,
+wikitext2_bytes.
 Every model of a table gets the same examples, and where a rate is chosen, the best of the same few
 by validation. What the runs came to is kept in docs/runs.jsonl.
 """
@@ -103,9 +104,12 @@ def seen(results):
 
 
 def budget(results):
-    r, count = results[0], len(results)
-    return (f"{seen(results)} seen ({r['steps']:,} steps of {r['batch']}), "
-            f"{count} seed{'s' if count > 1 else ''}")
+    r = results[0]
+    return f"{seen(results)} seen ({r['steps']:,} steps of {r['batch']}), {counted(results)}"
+
+
+def counted(results):
+    return f"{len(results)} seed{'s' if len(results) > 1 else ''}"
 
 
 def share(results):
@@ -295,10 +299,9 @@ SEEDS = 3                                               # of a row on which a se
 def lra(quick):
     """Text and Image at their tiny size: the same rows, steps and choice of rates for all."""
     results = {name: arena(name, quick) for name in ROUNDS}
-    count = len(results["text"]["GRIL"])
-    table(f"Long Range Arena, tiny size, {count} seed{'s' if count > 1 else ''}: accuracy in per "
-          "cent on the test rows, of the weights that did\nbest on validation; beside it the best "
-          "over the run, as the paper reports; minutes of one core", ("task", "model"),
+    table(f"Long Range Arena, tiny size, {counted(results['text']['GRIL'])}: accuracy in per cent "
+          "on the test rows, of the weights that did\nbest on validation; beside it the best over "
+          "the run, as the paper reports; minutes of one core", ("task", "model"),
           {(name, label): rs for name, each in results.items() for label, rs in each.items()},
           {"rate": first("lr", "g"), "parameters": first("parameters", ","),
            "steps": first("steps", ","), "test": mean("test_accuracy", digits=1),
@@ -356,12 +359,21 @@ def wikitext2(quick):
     """Small language models: as many parameters and the same tokens, each with its best rate."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.4))
     for ax, recipe in zip(axes, ["bytes"] if quick else TEXTS):
-        language(ax, recipe, TEXTS[recipe], quick)
+        language(ax, recipe, LANGUAGE, 1, quick)
     axes[0].legend(fontsize=8)
     finish(figure, "wikitext2", quick)
 
 
-def language(ax, recipe, text, quick):
+def wikitext2_bytes(quick):
+    """The rows on which a sentence rests, all in GRIL's frame, with several seeds."""
+    figure, ax = plt.subplots(figsize=(6, 3.4))
+    language(ax, "bytes", ARENA, 1 if quick else SEEDS, quick)
+    ax.legend(fontsize=8)
+    finish(figure, "wikitext2_bytes", quick)
+
+
+def language(ax, recipe, models, seeds, quick):
+    text = TEXTS[recipe]
     score, unit, title = text["score"], text["unit"], f"WikiText-2, {text['kind']}"
     rates = text["rates"][1:2] if quick else text["rates"]
     swept, steps = (4, 4) if quick else (text["sweep"], text["steps"])
@@ -371,7 +383,7 @@ def language(ax, recipe, text, quick):
         return dict(task="wikitext2", recipe=recipe, model=model, steps=steps, warmup=steps // 8,
                     report_tokens=1000 if quick else tokens, **more, seed=seed,
                     evaluate_every=steps // validations, lr=rate, recurrent_lr=rate / 4)
-    found = sweep(LANGUAGE, rates, lambda model, rate: options(model, swept, rate, 1000, 1),
+    found = sweep(models, rates, lambda model, rate: options(model, swept, rate, 1000, 1),
                   lambda r: r[f"validation_{score}"], quick)
     preset = LM["wikitext2"].numbers(recipe)["lr"]
     best = {label: chosen(rates, scores, TIE * min(scores), preset)
@@ -380,13 +392,12 @@ def language(ax, recipe, text, quick):
                 ("model", *rates),
                 [(label, *(f"{x:.4g}" for x in scores)) for label, scores in found.items()])
 
-    def count(model):
-        return SEEDS if recipe == "bytes" and model in ARENA.values() and not quick else 1
     results = {label: runs([options(model, steps, best[label], text["scored"], seed=seed)
-                            for seed in range(count(model))], quick)
-               for label, model in LANGUAGE.items()}
-    results["GRIL, --stateful"] = runs([options("gril", steps, best["GRIL"], text["scored"],
-                                                stateful=True)], quick)
+                            for seed in range(seeds)], quick)
+               for label, model in models.items()}
+    if models is LANGUAGE:
+        results["GRIL, --stateful"] = runs([options("gril", steps, best["GRIL"], text["scored"],
+                                                    stateful=True)], quick)
 
     def carried_on(results):
         key = f"stateful_{score}"
@@ -396,20 +407,20 @@ def language(ax, recipe, text, quick):
         r = results[0]
         return f"{r['steps'] * r['batch'] * r['length'] / r['seconds']:,.0f}"
     r, digits = results["GRIL"][0], 3 if score == "bits" else 1
-    table(f"{title}: {steps} steps of {r['batch']} blocks of {r['length']}, one seed, or three "
-          f"where there is a ±, the\nrate the best of {', '.join(map(str, rates))} in a sweep of "
-          f"{swept} steps; {unit} of\n{r['tokens']:,} tokens of the {r['split']} file, in blocks "
-          "as in the paper, and with the state carried from block to block; tokens a second in\n"
-          "training on one core, validations included", ("model",), results,
+    table(f"{title}: {steps} steps of {r['batch']} blocks of {r['length']}, "
+          f"{counted(results['GRIL'])}, the\nrate the best of {', '.join(map(str, rates))} in a "
+          f"sweep of {swept} steps, within 1% the one\nnext to the preset's; {unit} of "
+          f"{r['tokens']:,} tokens of the {r['split']} file, in blocks as in the\npaper, and with "
+          "the state carried from block to block; tokens a second in training on one core,\n"
+          "validations included", ("model",), results,
           {"rate": first("lr", "g"), "parameters": first("parameters", ","),
            f"{unit}, blocks": mean(f"{r['split']}_{score}", digits=digits),
            "state carried on": carried_on,
            "last training loss": lambda results: f"{last(results, 'train_loss'):.3f}",
            "tokens a second": tokens_a_second, "minutes": minutes})
     for label, color in zip(results, (*HUES, "black", "#7fb2e5", "#b07aa1", BLUE)):
-        steps, scores, _ = curves(results[label], score)
-        ax.plot(steps, scores, "--" if "stateful" in label else "o-", ms=2.5, color=color,
-                label=label)
+        style = "--" if "stateful" in label else "-"
+        band(ax, results[label], score, color, label, style=style)
     ax.set(title=title, xlabel="optimiser step", ylabel=f"validation {unit}",
            yscale="log" if score == "perplexity" else "linear")
     ax.yaxis.set_major_formatter("{x:g}")

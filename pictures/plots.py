@@ -117,10 +117,10 @@ def flattened(results):
 
 # ------------------------------------------------------------------------------------------ drawing
 
-def band(ax, results, column, color, label, per_step=1):
+def band(ax, results, column, color, label, per_step=1, style="-"):
     """A curve along training and one standard deviation on either side."""
     steps, mean, std = curves(results, column)
-    ax.plot(per_step * steps, mean, color=color, label=label)
+    ax.plot(per_step * steps, mean, style, color=color, label=label)
     ax.fill_between(per_step * steps, mean - std, mean + std, color=color, alpha=0.25, lw=0)
 
 

@@ -1005,16 +1005,19 @@ LANGUAGE = {"GRIL": "gril", "filter + w = 1 in GRIL's frame": "filtered",
             "w = 1 in GRIL's frame": "gril_w1", "linear attention": "linear_attention",
             "LRU": "lru", "transformer": "transformer", "Mamba": "mamba",
             "GRIL without the frame": "gril_alone"}
-BYTES = "GRIL", "filter + w = 1 in GRIL's frame", "LRU"
 
 
-def test_language_models_are_picked_by_validation_and_shown_by_test(shown):
-    figure, tables = shown("wikitext2"), iter(shown("wikitext2").tables)
-    for recipe, score, unit, rates, tried, steps, scored in (
-            ("bytes", "bits", "bits a byte", RATES[1:], 100, 500, 0),
-            ("tiny", "perplexity", "perplexity", (3e-3, 1e-2), 60, 160, 65_536)):
+@pytest.mark.parametrize("name, labels, seeds, recipes", (
+    ("wikitext2", LANGUAGE, 1, ("bytes", "tiny")), ("wikitext2_bytes", ARENA, 3, ("bytes",))))
+def test_language_models_are_picked_by_validation_and_shown_by_test(shown, name, labels, seeds,
+                                                                    recipes):
+    figure, tables = shown(name), iter(shown(name).tables)
+    for recipe in recipes:
+        score, unit, rates, tried, steps, scored = dict(
+            bytes=("bits", "bits a byte", RATES[1:], 100, 500, 0),
+            tiny=("perplexity", "perplexity", (3e-3, 1e-2), 60, 160, 65_536))[recipe]
         models = {label: dict(task="wikitext2", recipe=recipe, model=model)
-                  for label, model in LANGUAGE.items()}
+                  for label, model in labels.items()}
         best = chosen(figure, models, rates, lambda r: r[f"validation_{score}"],
                       lambda r: r[f"test_{score}"], aim=4e-3,
                       steps=tried, warmup=tried // 8, evaluate_every=tried, stateful=False)
@@ -1025,14 +1028,13 @@ def test_language_models_are_picked_by_validation_and_shown_by_test(shown):
         rows, (ax,) = [], (ax for title, ax in figure.ax.items()
                            if ("bytes" in title) == (recipe == "bytes"))
         lines = {line.get_label(): line for line in ax.lines}
-        for label in (*LANGUAGE, "GRIL, --stateful"):
+        for label in (*labels, *(["GRIL, --stateful"] if seeds == 1 else [])):
             base, stateful = label.split(",")[0], "stateful" in label
             rate = best[base]
             rs = figure.found(**models[base], steps=steps, warmup=steps // 8, stateful=stateful,
                               report_tokens=scored, evaluate_every=steps // 5, lr=rate,
                               recurrent_lr=rate / 4)
-            several = recipe == "bytes" and base in BYTES and not stateful  # sentences rest on it
-            assert [r["seed"] for r in rs] == list(range(3 if several else 1))
+            assert [r["seed"] for r in rs] == list(range(seeds))
             r, digits = rs[0], 3 if score == "bits" else 1
             a_second = steps * r["batch"] * r["length"] / r["seconds"]
             carried = "(grows)"
