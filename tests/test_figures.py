@@ -483,7 +483,7 @@ def own_mistake(quick):
 
 
 @pytest.mark.parametrize("figure, said", (
-    (comparisons.lra, "is left out: .*nowhere.*prepare listops"), (read_only, ": .*'runs"),
+    (comparisons.lra, "is left out: .*nowhere.*prepare text"), (read_only, ": .*'runs"),
     (file_gone, ": .*metrics.csv.*delete its folder"), (own_mistake, "failed, as shown above")))
 def test_one_figure_that_fails_says_why_and_the_others_are_drawn(tmp_path, monkeypatch, capsys,
                                                                  figure, said):
@@ -971,7 +971,7 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
     figure, rows, tables = shown("lra"), [], iter(shown("lra").tables)
     models = {label: dict(model=model) for label, model in ARENA.items()}
     bars = drawn(figure.ax["test, weights chosen by validation"])
-    for place, (name, tried) in enumerate((("text", 200), ("image", 150))):
+    for place, (name, tried, steps) in enumerate((("text", 200, 600), ("image", 150, 400))):
         recipe = LRA[name].numbers("tiny")
         factors = {round(factor * recipe["lr"], 6): factor for factor in (0.3, 1, 3)}
         rates = chosen(figure, models, factors, lambda r: -r["validation_accuracy"],
@@ -984,7 +984,7 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
                                               for r in swept}}
         lines = {line.get_label(): line for line in figure.ax[name].lines}
         for label, model in ARENA.items():
-            rs = figure.found(model=model, task=name, recipe="tiny", steps=600,
+            rs = figure.found(model=model, task=name, recipe="tiny", steps=steps,
                               lr=rates[label])
             assert [r["seed"] for r in rs] == [0, 1, 2]
             r, tests = rs[0], column(rs, "test_accuracy")
