@@ -22,7 +22,7 @@
   parameters         what grows as f², what as f⁴                               (Sec. 4.5)
   lra                Long Range Arena at a laptop's size, three models          (Sec. 5.4)
   wikitext2          a small language model, eight mixers                       (Sec. 5.4)
-  wikitext2_bytes    three of them on bytes, two seeds each                     (Sec. 5.4)
+  wikitext2_bytes    three of them on bytes, three seeds each                   (Sec. 5.4)
 
 Here are the paper's own; pictures/ has the others. Runs are kept under runs/figures, and those of
 comparisons in docs/runs.jsonl, and used again; delete a folder, or a line, to run it anew.
