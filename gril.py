@@ -224,10 +224,7 @@ class PromptLayer(nn.Module):
     form is how query() computes the last of them: "query", the shortcut, "loop" or "scan", in full.
     """
 
-    def __init__(self, form="query"):
-        super().__init__()
-        known("form", form, FORMS)
-        self.form = form
+    form = "query"
 
     def forward(self, s):
         return self.run(s, "scan")                              # (B, T, outputs)
@@ -265,8 +262,8 @@ class ScalarGRIL(PromptLayer):
     """
     recurrent = ("A",)
 
-    def __init__(self, f, hidden=None, variant="full", form="query"):
-        super().__init__(form)
+    def __init__(self, f, hidden=None, variant="full"):
+        super().__init__()
         self.f, self.variant = f, known("variant", variant, SCALAR_VARIANTS)
         hidden, width = hidden or f, 2 * f if self.variant["product"] else 2 * f + 1
         if hidden < f:
@@ -317,8 +314,8 @@ class GRIL(PromptLayer):
     """Definition 4.2 on interleaved tokens: one layer, one gradient step on W, where o = W x."""
     recurrent = ("A",)
 
-    def __init__(self, f, variant="full", form="query"):
-        super().__init__(form)
+    def __init__(self, f, variant="full"):
+        super().__init__()
         self.variant = known("variant", variant, VARIANTS)
         w = self.variant["w"]
         self.Q = nn.Parameter(0.05 * torch.randn(w, w) / w)     # what no loss asks for stays small
@@ -357,8 +354,8 @@ class MultistepGRIL(PromptLayer):
     """
     recurrent = ("A",)
 
-    def __init__(self, f, layers=2, loops=1, form="query"):
-        super().__init__(form)
+    def __init__(self, f, layers=2, loops=1):
+        super().__init__()
         self.loops = loops
         self.Q = nn.Parameter(0.1 * torch.randn(layers, 2, 3, 3) / 3)       # (layers, heads, w, w)
         self.q = nn.Parameter(torch.randn(3) / math.sqrt(3))
@@ -424,8 +421,8 @@ class EmbeddedGRIL(PromptLayer):
     The first f places of the read-out are the answer, so that E = [I 0] is the layer itself.
     """
 
-    def __init__(self, layer, f, e, form="query"):
-        super().__init__(form)
+    def __init__(self, layer, f, e):
+        super().__init__()
         if e < f:
             raise ValueError(f"tokens of width {f} do not fit an embedding of width {e}: the state "
                              f"must hold {f} × {f} weights; take {f} or more (--embed)")
@@ -446,8 +443,8 @@ class NonlinearGRIL(PromptLayer):
     other, g ⊙ σ(W g) with g = GELU(y), is that of its layer (baselines.S5).
     """
 
-    def __init__(self, f, layers=1, form="query"):
-        super().__init__(form)
+    def __init__(self, f, layers=1):
+        super().__init__()
         self.linear = GRIL(f) if layers == 1 else MultistepGRIL(f, layers)
         self.U = nn.Linear(f, f)
 
@@ -464,8 +461,8 @@ class StateMLPGRIL(PromptLayer):
     A departure: ρ(Z) = Z + MLP(Z), so that training starts near the linear layer.
     """
 
-    def __init__(self, f, form="query"):
-        super().__init__(form)
+    def __init__(self, f):
+        super().__init__()
         self.linear = GRIL(f)
         self.rho = mlp(f, 4 * f, f)
 
@@ -487,8 +484,8 @@ class ClassifierGRIL(PromptLayer):
     three seeds of five stay on a plateau of binary classification.
     """
 
-    def __init__(self, f, K, identity=False, form="query"):
-        super().__init__(form)
+    def __init__(self, f, K, identity=False):
+        super().__init__()
         self.f, self.K = f, K
         self.phi = None if identity else mlp(f, 4 * f, f)
         self.linear = GRIL(f + K)
@@ -546,7 +543,7 @@ def construct_multivariate(layer, eta, N):
     return construct(layer, eta, N, Q=torch.outer(e2, e1), q=e3, A=1)
 
 
-def construct_multistep(layer, eta, N, W0=None, weight_decay=0.0):
+def construct_multistep(layer, eta, N, W0=0, weight_decay=0.0):
     """App. A.3: heads Q = e₂ e₁ᵀ and Q̃ = e₁ e₁ᵀ, q = e₃, A = 1, from W0; eta may be one per layer.
 
     App. A.5: for the loss plus (λ/2) ‖W‖², λ = weight_decay, each step also takes ηλ W. The paper's
@@ -555,8 +552,7 @@ def construct_multistep(layer, eta, N, W0=None, weight_decay=0.0):
     """
     Q = torch.stack([torch.outer(e2, e1), torch.outer(e1, e1)])
     eta = torch.as_tensor(eta, dtype=layer.beta.dtype).expand(len(layer.beta))
-    return construct(layer, eta[:, None], N, Q=Q, q=e3, A=1, decay=eta * weight_decay,
-                     W0=0 if W0 is None else W0)
+    return construct(layer, eta[:, None], N, Q=Q, q=e3, A=1, decay=eta * weight_decay, W0=W0)
 
 
 def construct_softmax(model, eta, N):

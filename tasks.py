@@ -25,9 +25,9 @@ import torch.nn.functional as F
 
 import baselines
 from gril import (SCALAR_VARIANTS, VARIANTS, GRIL, ClassifierGRIL, EmbeddedGRIL, MultistepGRIL,
-                  NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside, construct_binary,
-                  construct_multistep, construct_multivariate, construct_scalar, construct_softmax,
-                  gd_dagger, interleave)
+                  NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside, construct_multistep,
+                  construct_multivariate, construct_scalar, construct_softmax, gd_dagger,
+                  interleave)
 from machine.errors import known, refuse
 from machine.options import LOOP, Option
 
@@ -83,17 +83,13 @@ PAPER = dict(LAPTOP, steps=300_000, lr=2e-4, recurrent_lr=1e-4, warmup=3000, cli
              evaluate_every=1000)
 
 
-EMBED = dict(embed=Option(0, "width of learned token embeddings, f or more; 0: tokens as they are",
-                          least=0))
-
-
 class InContext(Task):
     """Prompts of one kind: how they are drawn, what solves them, what is set beside a model."""
     reference = "gradient descent"
     layered = ()                    # models of the task itself that have as many as --layers
     dense_start = True              # gradient descent is found early
     compiles = False                # a run is over before compiling would be
-    embed = 0                       # Ψ, Θ and φ are embeddings; regressions on vectors have EMBED
+    embed = 0                       # Ψ, Θ and φ are embeddings; regressions on vectors may have one
     options = dict(
         f=Option(10, "input width", least=1),
         n=Option(10, "examples in the prompt, N", least=1),
@@ -111,7 +107,7 @@ class InContext(Task):
     recipes = dict(default=DEFAULT, paper=PAPER)
 
     def __init__(self, data=None, **numbers):
-        """There is no data to read. Numbers become attributes; f, N, K are the paper's."""
+        """There is no data to read. Numbers become attributes; f and N are the paper's."""
         super().__init__(**numbers)
         for name in self.options:
             setattr(self, name, self.recipe[name])
@@ -172,7 +168,7 @@ class InContext(Task):
 
     def constructed(self):
         """The model whose weights are set, not trained, to be gradient descent."""
-        raise NotImplementedError
+        return construct_multivariate(GRIL(self.f), self.eta, self.N)
 
     def model(self, name="gril"):
         others = dict.fromkeys(baselines.offered("in_context"))
@@ -180,6 +176,7 @@ class InContext(Task):
             del others["linear_attention_pairs"]
         known(f"model for {self.name}", name, {**dict.fromkeys(self.models()), **others})
         if name in others:
+            refuse((self.embed, f"--embed is for GRIL's layers; {name} has --width"))
             return self.other(name)
         if self.width or self.heads:
             raise ValueError(f"--width and --heads are sizes of other sequence models than {name}")
@@ -196,12 +193,10 @@ class InContext(Task):
         """Another sequence model on the very tokens that GRIL gets, read at the last position."""
         f = self.example(1).s.shape[2]
         sizes = dict(baselines.MODELS[name].in_context["default"])
-        for size in ("layers", "width", "heads"):
-            value = getattr(self, size)
-            if size == "heads" and value and size not in sizes:
-                raise ValueError(f"--heads: {name} has no heads")
-            sizes[size] = value or sizes.get(size)
-        sizes = {size: value for size, value in sizes.items() if value}
+        if self.heads and "heads" not in sizes:
+            raise ValueError(f"--heads: {name} has no heads")
+        sizes |= {size: value for size in ("layers", "width", "heads")
+                  if (value := getattr(self, size))}
         return baselines.make(name, f, self.outputs, sizes.pop("width"), **sizes)
 
     @classmethod
@@ -339,16 +334,14 @@ class Stream:
 class NdRegression(InContext):
     """Linear regression with vector targets (Sec. 4.2, App. B.2)."""
     name = "nd_regression"
-    options = {**InContext.options, **EMBED}
+    options = dict(InContext.options, embed=Option(
+        0, "width of learned token embeddings, f or more; 0: tokens as they are", least=0))
 
     def models(self):
         return ["gril", *(name for name in VARIANTS if name != "full")]
 
     def own(self, name, f):
         return GRIL(f, "full" if name == "gril" else name)
-
-    def constructed(self):
-        return construct_multivariate(GRIL(self.f), self.eta, self.N)
 
     def optimal(self):
         return closed_form(self.f, self.N, self.scale, self.weight_scale)
@@ -362,9 +355,7 @@ class ScalarRegression(NdRegression):
     recipes = dict(default=dict(DEFAULT, steps=3000, batch=1024),
                    paper=dict(PAPER, weight_decay=0.05, hidden=20))
 
-    @property
-    def outputs(self):
-        return 1
+    outputs = 1
 
     def tokens(self, x, y):
         x, y, x_next = x[:, :-1], y[:, :-1], x[:, 1:]
@@ -385,10 +376,9 @@ class ScalarRegression(NdRegression):
         return construct_scalar(ScalarGRIL(self.f, self.hidden), self.eta, self.N)
 
 
-class MultistepRegression(InContext):
+class MultistepRegression(NdRegression):
     """Sec. 4.3, App. B.4: as many steps of gradient descent as layers."""
     name, layered = "multistep_regression", ("gril", "looped")
-    options = {**InContext.options, **EMBED}
     recipes = dict(default=dict(DEFAULT, steps=4000, layers=2),
                    paper=dict(PAPER, layers=2, calibrate=1000))
 
@@ -412,14 +402,13 @@ class MultistepRegression(InContext):
         return construct_multistep(MultistepGRIL(self.f, self.layers), self.eta, self.N)
 
     def optimal(self):
-        if self.layers == 1:
-            return closed_form(self.f, self.N, self.scale, self.weight_scale)
+        return super().optimal() if self.layers == 1 else None
 
 
 class NonlinearRegression(InContext):
     """App. B.4: sine targets. The explicit reference is linear GD; GD† is a model beside it."""
     name, layered = "nonlinear_regression", ("gril", "gd_dagger")
-    options = {**InContext.options, **EMBED}
+    options = NdRegression.options
     recipes = dict(default=dict(DEFAULT, steps=4000), paper=PAPER)
 
     def target(self, Wx):
@@ -430,15 +419,10 @@ class NonlinearRegression(InContext):
 
     def own(self, name, f):
         model = StateMLPGRIL(f) if name.endswith("rho") else NonlinearGRIL(f, self.layers)
-        return gd_dagger(model, self.start, self.N) if name.startswith("gd_dagger") else model
-
-    @property
-    def start(self):
-        """GD† begins at linear GD's step size (per layer) and trains it."""
-        return self.eta if self.layers == 1 else self.tuned(self.layers)
-
-    def constructed(self):
-        return construct_multivariate(GRIL(self.f), self.eta, self.N)
+        if not name.startswith("gd_dagger"):
+            return model
+        start = self.eta if self.layers == 1 else self.tuned(self.layers)   # linear GD's
+        return gd_dagger(model, start, self.N)                              # trains it
 
 
 class SoftmaxClassification(InContext):
@@ -449,15 +433,11 @@ class SoftmaxClassification(InContext):
                    paper=dict(PAPER, lr=1.56e-4, recurrent_lr=1.56e-4, weight_decay=8.45e-5))
 
     @property
-    def K(self):
+    def outputs(self):
         return self.k
 
-    @property
-    def outputs(self):
-        return self.K
-
     def target(self, Wx):
-        return F.one_hot(Wx.argmax(-1), self.K).to(Wx.dtype)
+        return F.one_hot(Wx.argmax(-1), self.k).to(Wx.dtype)
 
     def tokens(self, x, y):
         error = self.residual(torch.zeros_like(y[:, :-1]), y[:, :-1])       # y - p at W = 0
@@ -488,14 +468,10 @@ class BinaryClassification(SoftmaxClassification):
     options = InContext.options
     recipes = dict(default=SoftmaxClassification.recipes["default"],
                    paper=dict(PAPER, lr=1.23e-4, recurrent_lr=1.23e-4, weight_decay=5.17e-3))
-    K = 1
+    outputs = 1
 
     def target(self, Wx):
-        return (Wx.sigmoid() > 0.5).to(Wx.dtype)
-
-    def constructed(self):
-        model = ClassifierGRIL(self.f, 1, identity=True)
-        return construct_binary(model, self.eta, self.N)
+        return (Wx > 0).to(Wx.dtype)
 
     def error(self, logits, target):
         return F.binary_cross_entropy_with_logits(logits, target)
@@ -655,7 +631,7 @@ def evaluate(task, predictors, tasks, seed, sensitivities=1_000, device="cpu"):
 
 def cosine(a, b):
     """App. B.1: ⟨a, b⟩ / (‖a‖ ‖b‖); of zero with anything 0, and nothing else is too small."""
-    a, b = (F.normalize(x.double(), dim=-1, eps=1e-300) for x in (a, b))
+    a, b = (F.normalize(x.cpu().double(), dim=-1, eps=1e-300) for x in (a, b))
     return (a * b).sum(-1)
 
 

@@ -885,7 +885,6 @@ def test_a_blocks_loss_compiles_into_one_graph(gate_name, backend):
     (lambda: window(torch.zeros(2, 2, 3), causal=False), "3 is longer than the sequence of 2"),
     (lambda: GRIL(3)(torch.zeros(2, 2, 3)), "window of 3 is longer"),
     (lambda: GRIL(3)(torch.zeros(2, 5, 4)), r"A \(3, 3\) does not .*\(J, d, m\) = \(1, 4, 4\)"),
-    (lambda: GRIL(3, form="chunk"), "There are: query, loop, scan"),
     (lambda: GRIL(3, variant="no_windows"), "There are: full, no_window"),
     (lambda: ScalarGRIL(3, variant="none"), "There are: full, no_input"),
     (lambda: ScalarGRIL(3, hidden=2), "cannot hold the gradient of 3 weights"),

@@ -737,6 +737,7 @@ def test_sizes_on_the_command_line(tmp_path):
      "tokens of width 20 do not fit the model's width 16: widen it (--width)"),
     ("--model s5 --width 9", "9 is not divisible by 2"),
     ("--model s5 --heads 2", "--heads: s5 has no heads"),
+    ("--model s5 --embed 20", "--embed is for GRIL's layers; s5 has --width"),
     ("--model gril --width 8", "--width and --heads are sizes of other sequence models than gril"),
     ("--model mamba --width -1", "--width must be 0 or more, got -1"),
     ("--model mambda", "did you mean mamba"),

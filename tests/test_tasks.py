@@ -66,11 +66,12 @@ def test_targets_and_tokens_of_every_task():
 
 def test_labels_follow_the_logits():
     """The same seed draws the same W and x for every task: labels are functions of W x."""
-    y = {name: draw(Kind(f=3, n=9)).y for name, Kind in TASKS.items()}
-    logits, classes = y["nd_regression"], y["softmax_classification"]
-    assert torch.equal(classes.argmax(-1), logits.argmax(-1))
-    agree(1e-6, sine=(y["nonlinear_regression"], logits.sin()))
-    assert torch.equal(y["binary_classification"], (y["scalar_regression"] > 0).float())
+    for scale in (1.0, 1e-8):                                   # σ of a tiny logit is ½ in float32
+        y = {name: draw(Kind(f=3, n=9, scale=scale)).y for name, Kind in TASKS.items()}
+        logits, classes = y["nd_regression"], y["softmax_classification"]
+        assert torch.equal(classes.argmax(-1), logits.argmax(-1))
+        agree(1e-6, sine=(y["nonlinear_regression"], logits.sin()))
+        assert torch.equal(y["binary_classification"], (y["scalar_regression"] > 0).float())
 
 
 def test_a_stream_goes_on_where_it_was():
