@@ -130,10 +130,10 @@ def numbers(args):
 def train(args):
     """Train as the arguments say; the run's result, as in result.json."""
     Task, recipe = numbers(args)
-    turns = [Task(data=args.data, **recipe) for _ in range(recipe["accumulate"])]
+    task = Task(data=args.data, **recipe)
     if args.dry_run:
-        return dry_run(args, turns[0], recipe, args.world or processes()[1])
-    run = setup(args, turns, recipe)                # what is wrong is said before a file changes
+        return dry_run(args, task, recipe, args.world or processes()[1])
+    run = setup(args, task, recipe)                 # what is wrong is said before a file changes
     with run_folder(args, run.config) if run.rank == 0 else nullcontext(args.out) as run.folder:
         start(run)
         loop(run)
@@ -146,9 +146,9 @@ def train(args):
             sys.exit(130)
 
 
-def setup(args, turns, recipe):
-    """What a run has in hand: its task (once for each turn), machine, model, optimiser, data."""
-    task, tests = turns[0], args.test_every_validation
+def setup(args, task, recipe):
+    """What a run has in hand: its task, machine, model, optimiser, data."""
+    tests, turns = args.test_every_validation, recipe["accumulate"]
     wants = "--test-every-validation" if tests else "--patience" if recipe["patience"] else None
     refuse((args.world, "--world is for --dry-run; a run has as many processes as torchrun "
             "--nproc_per_node starts"),
@@ -171,13 +171,13 @@ def setup(args, turns, recipe):
     run.groups = parameter_groups(run.model, recipe)
     run.optimizer = torch.optim.AdamW(run.groups, lr=recipe["lr"],
                                       fused=run.device.type in ("cpu", "cuda"))
-    run.objective = Objective(turns, run.model, compiles(args.compile, run.device, task))
+    run.objective = Objective(task, run.model, compiles(args.compile, run.device, task))
     if run.world > 1:
         run.objective = DistributedDataParallel(
             run.objective, device_ids=[run.device] if run.device.type == "cuda" else None)
-    run.first, run.shares = run.rank * len(turns), run.world * len(turns)       # of a batch
-    run.streams = [turn.stream(1_000_000 + args.seed, recipe["batch"], run.device, run.first + i,
-                               run.shares) for i, turn in enumerate(turns)]
+    run.first, run.shares = run.rank * turns, run.world * turns                 # of a batch
+    run.streams = [task.stream(1_000_000 + args.seed, recipe["batch"], run.device, run.first + i,
+                               run.shares) for i in range(turns)]
     return run
 
 
@@ -281,7 +281,7 @@ def backward(run, batches):
         last = run.world == 1 or i == len(run.streams) - 1
         with nullcontext() if last else run.objective.no_sync():
             with run.autocast:
-                loss = run.objective(i, batch)
+                loss = run.objective(batch)
             loss.backward(weight)
         losses.append(loss.detach())
     return losses
@@ -353,7 +353,7 @@ def report(run):
     (folder / "previous.pt").unlink(missing_ok=True)
     if not run.args.quiet:
         print("\n" + run.task.table(result))
-        print(f"\nfigure    {draw_run(run.task, model, dict(result, folder=folder))}")
+        print(f"\nfigure    {draw_run(run.task, model.cpu(), dict(result, folder=folder))}")
     return result
 
 
@@ -367,22 +367,19 @@ def load(folder):
 class Objective(nn.Module):
     """The loss as a module, whose call DistributedDataParallel takes hold of."""
 
-    def __init__(self, turns, model, compile):
+    def __init__(self, task, model, compile):
         super().__init__()
-        self.turns, self.model = turns, model
-        for turn in turns:
-            turn.compiled = compile
-        self.losses = [torch.compile(turn.loss, dynamic=False) if compile else turn.loss
-                       for turn in turns]
+        self.task, self.model, task.compiled = task, model, compile
+        self.loss = torch.compile(task.loss, dynamic=False) if compile else task.loss
 
-    def forward(self, turn, batch):
+    def forward(self, batch):
         try:
-            return self.losses[turn](self.model, batch)
+            return self.loss(self.model, batch)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).split("\n\n")[0].split())  # then follow developers' hints
             print(f"torch.compile failed, going on without it: {reason}", file=sys.stderr)
-            self.losses = [turn.loss for turn in self.turns]
-            return self.losses[turn](self.model, batch)
+            self.loss = self.task.loss
+            return self.loss(self.model, batch)
 
 
 def compiles(asked, device, task):

@@ -790,6 +790,14 @@ def test_the_toy_is_learned(toy, tmp_path, seed):
     assert result["test_accuracy"] > 0.85 and result["best_step"] % 50 == 0
 
 
+def test_turns_share_one_task_and_its_data(data, tmp_path, monkeypatch):
+    read, collect = [], lra.arena.collect
+    monkeypatch.setattr(lra.arena, "collect",
+                        lambda rows, sources: read.append(sources) or collect(rows, sources))
+    trained(tmp_path / "run", tiny("listops", data, "--accumulate 2 --steps 2"))
+    assert len(read) == 1
+
+
 @pytest.mark.parametrize("seed, turns, clip", ((0, 1, 0.5), (5, 2, 0.5), (5, 1, 0)))
 def test_a_run_is_adamw_on_fresh_clipped_gradients(toy, data, tmp_path, monkeypatch, seed, turns,
                                                    clip):
