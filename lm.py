@@ -29,11 +29,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
-from baselines import MLP, MODELS, Gated, offered, parameters
+from baselines import MLP, MODELS, Gated, Stack, offered, parameters
 from files.downloads import data_folder
 from files.runs import load as load_run
 from files.tokens import TOKENIZERS, WIKITEXT, prepare, read_tokens, tokenizer
-from gril import Block, Mixer
+from gril import Block
 from machine.devices import Epochs, choose_device, my_share, on, summed
 from machine.options import LOOP, Option, sequence_options
 from tasks import Task
@@ -62,7 +62,7 @@ def make_mixer(row, H, i=0, **numbers):
     return Gated(H, part) if "framed" in row.lm else part
 
 
-class LanguageModel(Mixer):
+class LanguageModel(Stack):
     """x = E[tokens];  x + mixer(LayerNorm(x)), x + MLP(LayerNorm(x)) a layer;  LayerNorm(x) Eᵀ.
 
     No positions: the recurrence knows the order. Every model has GRIL's number of parameters:
@@ -76,7 +76,7 @@ class LanguageModel(Mixer):
         budget = parameters(make_mixer(MODELS["gril"], H, **numbers)) + inner * channel  # a layer's
         self.embed = nn.Embedding(V, H)
         nn.init.normal_(self.embed.weight, std=0.02)
-        self.drop, self.layers, self.norm = nn.Dropout(dropout), nn.ModuleList(), nn.LayerNorm(H)
+        self.drop, self.norm = nn.Dropout(dropout), nn.LayerNorm(H)
         for i in range(layers):
             part = make_mixer(row, H, i, **numbers)
             rest = MLP(H, max(1, round((budget - parameters(part)) / channel)))
@@ -91,11 +91,8 @@ class LanguageModel(Mixer):
         return all(getattr(module, "window", 0) < math.inf for module in self.modules())
 
     def hidden(self, tokens, state=None):
-        x, states = self.drop(self.embed(tokens)), []                       # (B, T, H)
-        for layer, s in zip(self.layers, state or [None] * len(self.layers)):
-            x, s = layer.run(x, s)
-            states.append(s)
-        return self.norm(x), states
+        x, state = super().run(self.drop(self.embed(tokens)), state)        # (B, T, H)
+        return self.norm(x), state
 
     def run(self, tokens, state=None):
         """(B, T) tokens, state -> logits (B, T, V) of the tokens after them, state; so step."""
