@@ -224,7 +224,6 @@ def growth(rounds, lengths=(1024, 4096, 16384, 65536, 131072)):
 
 # -------------------------------------------------------------------------------- a token at a time
 
-@torch.no_grad()
 def a_token(name, step, x, states, rounds):
     """Rows of what a step takes after n tokens, n -> state, ÷ that after the fewest."""
     seconds = interleaved({n: partial(step, x, state) for n, state in states.items()}, rounds, 20)

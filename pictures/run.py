@@ -2,7 +2,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from pictures.plots import BLUE, GREY, ORANGE, WINDOW, band, losses, matrix, metrics, save
+from pictures.plots import BLUE, GREY, ORANGE, WINDOW, band, losses, matrix, metrics, pm, save
 from tasks import as_learner, as_predictor, recovered
 
 
@@ -39,7 +39,7 @@ def draw_run(task, model, result):
 def draw_weights(ax, key, name, M):
     title = f"{key.replace('PsiTheta', '$Ψ^TΘ$')} {name}"
     if key == "A":
-        title += f"\n{M.mean():.3f} ± {M.std():.3f}"
+        title += f"\n{pm(M.flatten().tolist(), 3)}"
     matrix(ax, M[0] if M.ndim == 3 else M, title, WINDOW if key in "Qq" else None)
 
 

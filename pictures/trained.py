@@ -3,7 +3,7 @@
 Delete a folder there to run it anew. GRIL_WORKERS (default 2) is how many train at a time, each on
 one core. Of the comparisons, which take hours, docs/runs.jsonl keeps what every run came to and its
 curves, without the weights, so that their tables and pictures can be made again at once; without a
-run's line there it is trained anew.
+run's line there, and its folder, it is trained anew.
 """
 import json
 import multiprocessing
@@ -36,7 +36,9 @@ def runs(settings, quick, sweep=False, keep=False):
     In a sweep of rates a run may diverge, which its result says; elsewhere that is an error.
     """
     jobs = dict(job(options, quick) for options in settings)
-    there = {folder: found for folder in jobs if (found := result(folder, keep))}
+    lines = kept() if keep else {}
+    there = {folder: found for folder in jobs
+             if (found := result(folder) or lines.get(folder.name))}
     check(jobs, there)
     keep_lines(there.values() if keep and not quick else ())
     missing = [(folder, options) for folder, options in jobs.items() if folder not in there]
@@ -55,11 +57,10 @@ def runs(settings, quick, sweep=False, keep=False):
     return [there[job(options, quick)[0]] for options in settings]
 
 
-def result(folder, keep=False):
-    """What a run came to, by its folder or, if it is one that is kept, by docs; None if neither."""
-    if (folder / "result.json").exists():
-        return dict(read_json(folder / "result.json"), folder=folder)
-    return kept().get(folder.name) if keep else None
+def result(folder):
+    """What a run came to, or None if it has not come to its end."""
+    path = folder / "result.json"
+    return dict(read_json(path), folder=folder) if path.exists() else None
 
 
 def kept():
@@ -92,8 +93,8 @@ def check(jobs, there):
         if path.exists() and path.stat().st_mtime < newest.stat().st_mtime:
             older.append(str(folder))
     if differ:
-        raise Missing("\n".join(["there are runs with other numbers; delete their folders, or their"
-                                 f" lines in {KEPT.name}, to train them anew", *differ]))
+        raise Missing("\n".join(["there are runs with other numbers; delete their folders, and "
+                                 f"their lines in {KEPT.name}, to train them anew", *differ]))
     if older:
         print(f"{newest.name} is newer than these runs, which are used as they are; delete their "
               f"folders to train them anew: {' '.join(older)}", file=sys.stderr)
@@ -122,9 +123,10 @@ def job(options, quick):
 def arguments(folder, options):
     """A run as words of train.py's command line; compiled where that takes less than it saves."""
     words = ["--threads", "1", "--out", str(folder), "--force", "--quiet"]
+    steps = options.get("steps", 1000)
     image = options["task"] == "image" and options.get("model") != "lru"    # complex: not compiled
-    long = image or options.get("recipe") == "paper"
-    words += ["--compile"] if long and options.get("steps", 1000) >= 100 else []
+    long = image or options.get("recipe") == "paper" or steps >= 30_000
+    words += ["--compile"] if long and steps >= 100 else []
     for name, value in options.items():
         words += [flag(name)] if value is True else [flag(name), str(value)]
     return train.arguments(words)
