@@ -1,4 +1,4 @@
-"""The other sequence models: those of the paper's comparison (Fig. 3C, App. B.3), and three more.
+"""The other sequence models: those of the paper's comparison (Fig. 3C, App. B.3), and more.
 
 All are gril.Mixer: run(x, state) -> (y, state) for a stretch, step for one token of a stream.
 

@@ -213,7 +213,7 @@ class InContext(Task):
     # ---- losses and explicit learners
 
     def error(self, prediction, target):
-        """½ the mean squared error per coordinate (Eq. 4, Eq. 15)."""
+        """½ the mean squared error per coordinate (Eq. 4; Eq. 15 ÷ f)."""
         return 0.5 * F.mse_loss(prediction, target)
 
     def loss(self, model, batch):

@@ -82,8 +82,8 @@ def arguments(argv=None):
     add("--quiet", action="store_true", help="no progress bar, table or figure")
     add("--compile", action=argparse.BooleanOptionalAction,
         help="torch.compile: minutes at first, then faster (default: on CUDA, not in context)")
-    add("--test-every-validation", action="store_true", help="test on the whole test set, too: the "
-        "best over a run, as the paper reports (unasked, Long Range Arena does on --evaluate-rows)")
+    add("--test-every-validation", action="store_true", help="test on the whole test set, too, for "
+        "the best score of a run (unasked, Long Range Arena does on --evaluate-rows)")
     add("--dry-run", action="store_true", help="what the run costs, without data or GPU")
     add("--world", type=int, help="GPUs, for --dry-run (default 1)")
 
@@ -344,7 +344,7 @@ def report(run):
         model.load_state_dict(best["weights"])
         chosen = {"best_step": best["step"], f"validation_{choose}": best["score"]}
     if best["test"] is not None:
-        chosen[f"best_test_{choose}"] = best["test"]            # of all validations: the paper's
+        chosen[f"best_test_{choose}"] = best["test"]            # of all validations
     model.eval()
     with run.autocast:
         result = dict(run.config, seconds=round(time.perf_counter() - run.start, 3),

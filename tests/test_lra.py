@@ -1271,7 +1271,7 @@ def test_the_table_says_which_number_is_which():
     assert title == "image: accuracy in percent on 678 test rows"
     assert [line.rsplit(maxsplit=1) for line in lines] == [
         ["lru, 12,345 parameters", "41.50"],
-        ["  best on test over the run, as in the paper", "43.25"],
+        ["  best on test, of all validations", "43.25"],
         ["always the most frequent class", "10.75"],
         ["the paper's GRIL, full size and data", "72.56"]]
     assert max(map(len, lines)) <= 80
