@@ -173,8 +173,8 @@ class DiagonalSSM(Mixer):
 
     def __init__(self, B, C):
         super().__init__()
-        self.B = nn.Parameter(torch.view_as_real(B).float().contiguous())   # (P/2, H, 2)
-        self.C = nn.Parameter(torch.view_as_real(C).float().contiguous())   # (H, P/2, 2)
+        B, C = (torch.view_as_real(x).to(torch.get_default_dtype()).contiguous() for x in (B, C))
+        self.B, self.C = nn.Parameter(B), nn.Parameter(C)       # (P/2, H, 2), (H, P/2, 2)
         self.D = nn.Parameter(torch.randn(len(C)))
 
     def run(self, u, x=None):
@@ -202,8 +202,8 @@ class S5(DiagonalSSM):
         B = torch.randn(J, h, H).to(V) / math.sqrt(P)
         C = torch.randn(H, J, h, dtype=V.dtype) * math.sqrt(2 / P)          # Re and Im 1/P each
         super().__init__((V.mH @ B).flatten(0, 1), (C @ V).flatten(1))      # B̃ = V⁻¹ B, C̃ = C V
-        self.Lambda_re = nn.Parameter(Lambda.real.repeat(J).float())
-        self.Lambda_im = nn.Parameter(Lambda.imag.repeat(J).float())
+        self.Lambda_re = nn.Parameter(Lambda.real.repeat(J).to(self.B.dtype))
+        self.Lambda_im = nn.Parameter(Lambda.imag.repeat(J).to(self.B.dtype))
         self.log_Delta = nn.Parameter(torch.empty(P // 2).uniform_(math.log(1e-3), math.log(0.1)))
         self.W = nn.Linear(H, H)
 
@@ -448,8 +448,6 @@ class Attention(Mixer):
         self.d = divide(H, heads, "Attention: width H into heads")
         self.heads, self.kv_heads, self.window = heads, kv_heads or heads, window
         divide(heads, self.kv_heads, "Attention: heads over key-value heads")
-        if window < 1:
-            raise ValueError(f"Attention: a window holds at least the token itself, got {window}")
         self.W_Q = nn.Linear(H, H, bias=False)
         self.W_KV = nn.Linear(H, 2 * self.kv_heads * self.d, bias=False)
         self.W_out = nn.Linear(H, H)
@@ -536,7 +534,7 @@ class RecurrentBlock(Mixer):
         return self.W_out(F.gelu(gate) * h), state
 
 
-def griffin_mixer(H, heads=1, i=0):
+def griffin_mixer(H, heads, i):
     """Mixer i of De et al.'s pattern: recurrent, recurrent, local multi-query attention."""
     if i % 3 == 2:
         return griffin_start(Attention(H, heads, kv_heads=1, window=1024))

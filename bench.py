@@ -12,7 +12,8 @@
 
 A time on a busy machine means nothing alone: contenders take turns, round after round, and what is
 reported is the median over rounds of their ratio within a round, with the smallest and the largest
-in brackets. On CUDA the same tables, with bf16 autocast and synchronised timers.
+in brackets. What takes long is measured less often. On CUDA timers are synchronised, and core,
+blocks and growth run in bf16 autocast; icl is of the CPU.
 """
 import argparse
 import multiprocessing
@@ -33,6 +34,7 @@ import baselines
 from baselines import parameters
 from gril import GRIL, Block, GrilMixer, construct_multivariate
 from lm import LanguageModel, NextToken
+from machine.scan import full_precision
 from pictures.plots import finish, place
 from tasks import Batch, NdRegression
 
@@ -131,7 +133,8 @@ class Recurrence(Dense):
 
     def forward(self, v, k, u):
         log_rho, theta, _ = self.mixer.gates()
-        return self.mixer.recur(v, k, u, log_rho, theta, self.mixer.start(v))[0]
+        with full_precision(v.device.type):                     # as in GrilMixer.run
+            return self.mixer.recur(v, k, u, log_rho, theta, self.mixer.start(v))[0]
 
 
 @benchmark
@@ -188,8 +191,8 @@ def blocks(rounds, H=256, lengths=(256, 1024, 4096, 8192, 16384)):
                            **ratio(seconds[name], seconds["GRIL"]))
 
 
-def gril_block(T, H=256):
-    return passes(BLOCKS["GRIL"](H), 1, T, H)
+def gril_block(T):
+    return passes(BLOCKS["GRIL"](256), 1, T, 256)
 
 
 def peak_megabytes(T):
@@ -436,6 +439,8 @@ def main(argv=None):
     if args.plot and args.what not in PICTURES:
         parser.error(f"--plot: there is no picture of {args.what}")
     with spoken("bench.py"):
+        if DEVICE.type == "cuda" and args.what != "cuda-check":     # as train.py for bfloat16
+            torch.set_float32_matmul_precision("high")
         if args.plot:                           # what cannot be written is said before the hour
             place(f"bench_{args.what}.png", False).open("a").close()
         print(f"torch {torch.__version__}, {DEVICE}, {torch.get_num_threads()} threads, "

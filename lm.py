@@ -314,7 +314,7 @@ class Blocks(Epochs):
             raise ValueError(f"the training text of {len(self.ids)} tokens is shorter than one "
                              f"batch, {batch} block{'s' if batch > 1 else ''} of {self.L} + 1: "
                              "give a longer text, or lower --length or --batch")
-        super().__init__(batch, slice(rank * batch // world, (rank + 1) * batch // world), world)
+        super().__init__(batch, slice(rank * batch // world, (rank + 1) * batch // world))
 
     def ordered(self, epoch):
         """(count, batch): where the blocks of each batch begin."""
@@ -386,6 +386,7 @@ def as_text(ids, tokens):
 def run_prepare(args):
     refuse(((args.name is None) == (args.text is None),
             f"prepare: name one data set, {' or '.join(WIKITEXT)}, or give --text FILE"),
+           (args.text and not args.text.exists(), f"cannot read {args.text}: it is not there"),
            (args.workers < 1, f"--workers must be at least 1, got {args.workers}"))
     header = prepare(args.name, data_folder(args.data), args.text, args.kind, args.workers)
     for split, entry in header["splits"].items():

@@ -62,7 +62,7 @@ class Stream(Epochs):
         if len(self.data.labels) < batch:
             raise ValueError(f"{task.name} has {len(self.data.labels):,} training rows, fewer than "
                              f"a batch of {batch}: choose a smaller --batch")
-        super().__init__(batch, slice(rank, None, world), world)
+        super().__init__(batch, slice(rank, None, world))
 
     def ordered(self, epoch):
         rng, n = np.random.default_rng([self.seed, epoch]), len(self.data.labels)

@@ -198,8 +198,8 @@ def start(run):
                 stream.seek(state["stream"])
         except Exception as error:                  # of whatever kind: the file may hold anything
             what = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
-            raise ValueError(f"{path} is whole, but was not written by this code ({what}). Go on "
-                             "with the code that wrote it, or begin again with --force") from None
+            raise ValueError(f"{path} is whole, but not of this code or kind of device ({what}). "
+                             "Go on with what wrote it, or begin again with --force") from None
     if run.rank == 0:
         begin(run.folder, run.args, run.config, path, run.step)
         if not run.args.quiet:

@@ -1,4 +1,4 @@
-"""The folder of a run, in which every file is written whole or not at all.
+"""The folder of a run, in which every file but the picture is written whole or not at all.
 
 It holds config.json, metrics.csv, result.json, figure.png, last.pt to go on from, previous.pt until
 the run is over, and the weights that result.json speaks of: best.pt where validation chooses them,

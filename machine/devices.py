@@ -17,6 +17,9 @@ def choose_device(name):
                          f"{kind.upper()} device")
     device = torch.device(kind, None if kind == "cpu" else int(os.environ.get("LOCAL_RANK", 0)))
     if kind == "cuda":
+        if device.index >= torch.cuda.device_count():
+            raise ValueError(f"process {device.index} of this machine has no GPU: there are "
+                             f"{torch.cuda.device_count()}; start as many with --nproc_per_node")
         torch.cuda.set_device(device)
     return device
 
@@ -78,12 +81,10 @@ class Epochs:
     """Endless batches; a process takes the places `mine` of each.
 
     A subclass says which examples the batches of an epoch have, ordered(epoch) (batches, batch), by
-    its seed, and how a model takes them, take(examples). Epoch and index are the whole position.
+    its seed, and how a model takes them, take(examples). Epoch and index are the position.
     """
 
-    def __init__(self, batch, mine, world):
-        if batch % world:
-            raise ValueError(f"a batch of {batch} cannot be shared equally by {world} processes")
+    def __init__(self, batch, mine):
         self.batch, self.mine = batch, mine
         self.seek((0, 0))
 

@@ -47,12 +47,12 @@ def spoken(script):
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:
         said = str(error)
-        words = "memory" in said.lower() or "overflow" in said.lower()
+        words = any(word in said.lower() for word in ("out of memory", "allocate", "overflow"))
         if not (words or isinstance(error, MemoryError)):
             raise
         what = f" ({said.splitlines()[0]})" if said else ""
-        sys.exit(f"{script}: too little memory{what}. A smaller --batch, or --accumulate 2, "
-                 "needs less")
+        less = ". A smaller --batch, or --accumulate 2, needs less" if script == "train.py" else ""
+        sys.exit(f"{script}: too little memory{what}{less}")
 
 
 def refuse(*rules):

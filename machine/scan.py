@@ -50,7 +50,7 @@ def full_precision(device_type):
 
 
 class Scan(torch.autograd.Function):
-    """The scan with its gradient written as the same scan backwards: only a and z are kept."""
+    """The scan with its gradient written as the same scan backwards: only a, z and z0 are kept."""
 
     @staticmethod
     def forward(ctx, a, b, z0):
@@ -63,9 +63,9 @@ class Scan(torch.autograd.Function):
     def backward(ctx, g):
         a, z, z0 = ctx.saved_tensors
         g = solve(a.conj(), g, back=True)                       # db_t = g_t + ā_{t+1} db_{t+1}
-        da = torch.empty_like(g)                                # da_t = db_t z̄_{t-1}
-        torch.mul(g[:, 0], z0.conj(), out=da[:, 0])
-        torch.mul(g[:, 1:], z[:, :-1].conj(), out=da[:, 1:])
+        da = g.clone()                                          # da_t = db_t z̄_{t-1}
+        da[:, 0].mul_(z0.conj())                                # out= a slice breaks a graph
+        da[:, 1:].mul_(z[:, :-1].conj())
         return da.sum_to_size(a.shape), g, (a[:, 0].conj() * g[:, 0]).sum_to_size(z0.shape)
 
 

@@ -1,8 +1,8 @@
 """What pictures and tables share: numbers with their spread, tables of results, curves, matrices.
 
 The pictures themselves: figures.py (the paper's, and the command line), comparisons.py (other
-models), drawings.py (how it works), run.py (one run). A result is a run's result.json, with its
-folder.
+models), limits.py (how far, how large), drawings.py (how it works), run.py (one run). A result is a
+run's result.json, with its folder.
 """
 import csv
 import os
@@ -86,7 +86,7 @@ def seconds(results):
 
 
 def minutes(results):
-    return f"{results[0]['seconds'] / 60:.1f}"
+    return f"{spread(numbers(results, 'seconds'))[0] / 60:.1f}"
 
 
 def metrics(result):

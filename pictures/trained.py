@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 import train
 from files.runs import MACHINE, read_json
+from files.whole import write_json
 from machine.errors import Missing
 from machine.options import flag
 from pictures.plots import IMAGES, metrics
@@ -45,8 +46,10 @@ def runs(settings, quick, sweep=False, keep=False):
     if quick:
         list(map(run, missing))
     elif missing:
-        workers = int(os.environ.get("GRIL_WORKERS", 2))
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        workers = os.environ.get("GRIL_WORKERS", "2")
+        if not workers.isdecimal() or int(workers) < 1:
+            raise Missing(f"GRIL_WORKERS must be 1 or more, got {workers}")
+        with ProcessPoolExecutor(int(workers), multiprocessing.get_context("spawn")) as pool:
             ended = tqdm(pool.map(run, missing), total=len(missing), desc="training", ncols=80)
             for folder, _ in zip(dict(missing), ended):
                 keep_lines([result(folder)] if keep else ())    # a sweep that is stopped keeps it
@@ -138,4 +141,6 @@ def run(job):
         train.train(args)
     except FloatingPointError as error:         # a rate too high, say: the sweep goes on without it
         diverged = dict(train.numbers(args)[1], diverged=str(error))
-        (args.out / "result.json").write_text(json.dumps(diverged))
+        write_json(args.out / "result.json", diverged)
+    except ValueError as error:                 # what train.py would say in one sentence
+        raise Missing(str(error)) from None

@@ -289,7 +289,7 @@ def test_the_spread_is_the_standard_deviation_of_a_sample():
     assert spread([1, 2, 6]) == (3, pytest.approx(math.sqrt(7)))
     assert spread([2.5]) == (2.5, 0)
     assert pm([1, 2, 6]) == "3.0000 ± 2.6458" and pm([0.5], 2) == "0.50"    # one has no spread
-    assert minutes([dict(seconds=90)]) == "1.5"
+    assert minutes([dict(seconds=90), dict(seconds=270)]) == "3.0"
 
 
 def test_a_table_prints_every_cell_under_its_head(capsys):
@@ -430,6 +430,18 @@ def test_as_many_runs_at_a_time_as_workers(canned, monkeypatch):
     monkeypatch.setenv("GRIL_WORKERS", "7")
     trained.runs([BASE], False)
     assert InProcess.workers[-1] == 7
+    for wrong in "0", "two":
+        monkeypatch.setenv("GRIL_WORKERS", wrong)
+        with pytest.raises(Missing, match=f"GRIL_WORKERS must be 1 or more, got {wrong}"):
+            trained.runs([dict(BASE, seed=3)], False)
+
+
+def test_what_a_run_refuses_is_said_as_train_says_it(canned, monkeypatch):
+    def refuse(args):
+        raise ValueError("another process holds this folder")
+    monkeypatch.setattr(train, "train", refuse)
+    with pytest.raises(Missing, match="^another process holds this folder$"):
+        trained.runs([BASE], False)
 
 
 @pytest.mark.parametrize("options", (
@@ -928,7 +940,8 @@ def test_parameters_are_counted_for_every_width(shown):
 
 
 def test_a_rate_that_diverged_is_the_worst(monkeypatch):
-    ends = {("a", 1): 5, ("a", 2): 3, ("a", 3): 4, ("b", 1): 2, ("b", 2): 1, ("b", 3): 3}
+    ends = {("a", 1): 5, ("a", 2): 3, ("a", 3): 4, ("b", 1): 2, ("b", 2): 1,
+            ("b", 3): math.nan}
 
     def runs(settings, quick, sweep):
         assert sweep
@@ -937,7 +950,7 @@ def test_a_rate_that_diverged_is_the_worst(monkeypatch):
     monkeypatch.setattr(comparisons, "runs", runs)
     found = comparisons.sweep({"A": "a", "B": "b"}, (1, 2, 3), lambda model, rate: (model, rate),
                               lambda r: r["score"], False)
-    assert found == {"A": (5, 3, 4), "B": (2, math.inf, 3)}
+    assert found == {"A": (5, 3, 4), "B": (2, math.inf, math.inf)}
 
 
 def test_of_rates_within_the_noise_the_nearest_to_the_published_one_is_taken():
@@ -991,7 +1004,7 @@ def test_the_arena_picks_rates_by_validation_and_shows_test(shown):
             same(r["recurrent_lr"], recipe["recurrent_lr"] * rates[label] / recipe["lr"])
             rows.append({"task": name, "model": label, "rate": f"{r['lr']:g}",
                          "parameters": f"{r['parameters']:,}", "steps": f"{r['steps']:,}",
-                         "test": pm(tests, 1), "minutes": minutes([r]),
+                         "test": pm(tests, 1), "minutes": minutes(rs),
                          "most frequent class": f"{r['most_frequent']:.1f}",
                          "paper's GRIL": str(LRA[name].paper_accuracy) if label == "GRIL" else ""})
             same([part[place] for part in bars[label]], list(spread(tests)))
@@ -1035,11 +1048,11 @@ def test_language_models_are_picked_by_validation_and_shown_by_test(shown, name,
                               recurrent_lr=rate / 4)
             assert [r["seed"] for r in rs] == list(range(seeds))
             r, digits = rs[0], 3 if score == "bits" else 1
-            a_second = steps * r["batch"] * r["length"] / r["seconds"]
+            a_second = steps * r["batch"] * r["length"] / spread(column(rs, "seconds"))[0]
             carried = "(grows)"
             if label != "transformer":
                 carried = pm(column(rs, f"stateful_{score}"), digits)
-            rows.append({"model": label, "rate": f"{rate:g}", "minutes": minutes([r]),
+            rows.append({"model": label, "rate": f"{rate:g}", "minutes": minutes(rs),
                          "parameters": f"{r['parameters']:,}", "state carried on": carried,
                          f"{unit}, blocks": pm(column(rs, f"test_{score}"), digits),
                          "last training loss": f"{curves(rs, 'train_loss')[1][-1]:.3f}",

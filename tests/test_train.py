@@ -39,7 +39,8 @@ from baselines import offered
 from files import runs
 from gril import Block, GrilMixer
 from machine import cost
-from machine.devices import Epochs
+from machine.devices import Epochs, choose_device
+from machine.errors import spoken
 from machine.options import Option
 from tasks import InContext
 from test_lm import Hostile, text_file
@@ -108,7 +109,7 @@ class Toy(tasks.Task):
 class ToyStream(Epochs):
     def __init__(self, task, seed, batch, device, rank, world):
         self.seed, (self.tokens, self.labels) = seed, task.read("train")
-        super().__init__(batch, slice(rank, None, world), world)
+        super().__init__(batch, slice(rank, None, world))
 
     def ordered(self, epoch):
         rows = np.random.default_rng([self.seed, epoch]).permutation(len(self.labels))
@@ -468,7 +469,8 @@ def test_a_damaged_checkpoint_never_displaces_the_good_one(whole, halfway):
 def test_a_checkpoint_that_other_code_wrote_is_said(whole, halfway, parts):
     last = halfway / "last.pt"
     last.write_bytes(altered(**parts)(last.read_bytes()))
-    refused("last.pt is whole, but was not written by this code", halfway, whole()[0], "--resume")
+    refused("last.pt is whole, but not of this code or kind of device", halfway, whole()[0],
+            "--resume")
 
 
 @pytest.mark.parametrize("alter", (
@@ -561,6 +563,19 @@ def test_a_start_that_fails_leaves_no_folder(toy, tmp_path, monkeypatch):
         raise MemoryError
     monkeypatch.setattr(Toy, "loss", loss)
     refused("too little memory. A smaller --batch, or --accumulate", tmp_path / "run", toy)
+
+
+def test_a_fault_of_the_code_is_not_told_as_too_little_memory():
+    with pytest.raises(RuntimeError, match="single memory location"), spoken("train.py"):
+        torch.zeros(1).expand(3).add_(1)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="process 2 of this machine has no GPU: there are 2"):
+        choose_device("cuda")
 
 
 def test_a_split_that_is_missing_is_said_before_the_run(data, tmp_path, monkeypatch):
