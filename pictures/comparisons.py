@@ -229,10 +229,11 @@ def beside_zero(ax, results):
     ax.set_xlabel("optimiser step")
 
 
-CANDIDATES = {          # the paper's strong ones; those + LP at its own sizes, two hours of a core
+CANDIDATES = {          # the paper's strong ones; those of four layers at its own sizes
     "transformer, 2 layers of 128": dict(model="transformer", width=128),
+    "transformer, 2 layers of 192": dict(model="transformer", width=192),
     "Mamba + LP, 2 layers of 64": dict(model="mamba_lp", width=64, layers=2),
-    "Mamba + LP, 2 layers of 128": dict(model="mamba_lp", width=128, layers=2),
+    "Mamba + LP, 4 layers of 128": dict(model="mamba_lp", width=128, layers=4),
     "Griffin + LP, 4 patterns of 96": dict(model="griffin_lp", width=96, layers=4, heads=4)}
 
 

@@ -885,8 +885,9 @@ def test_when_a_model_leaves_zero_is_read_off_its_validations(shown):
 
 def test_candidates_train_for_a_tenth_of_the_papers_steps_at_the_published_rate(shown):
     figure, rows = shown("candidates"), []
-    for model, layers, width, rate in (("transformer", 2, 128, 1e-3), ("mamba_lp", 2, 64, 3e-3),
-                                       ("mamba_lp", 2, 128, 3e-3), ("griffin_lp", 4, 96, 1e-3)):
+    for model, layers, width, rate in (
+            ("transformer", 2, 128, 1e-3), ("transformer", 2, 192, 1e-3), ("mamba_lp", 2, 64, 3e-3),
+            ("mamba_lp", 4, 128, 3e-3), ("griffin_lp", 4, 96, 1e-3)):
         r = figure.one(task="nd_regression", model=model, layers=layers, width=width, f=10, n=10,
                        steps=30_000, batch=64, lr=rate, recurrent_lr=rate)
         rows.append((f"{rate:g}", f"{r['loss'] / r['zero_loss']:.4f}", first_below(r)))
