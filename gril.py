@@ -288,7 +288,7 @@ class ScalarGRIL(PromptLayer):
 
     @torch.no_grad()
     def recovered(self, N):
-        """ΨᵀΘ alone is determined: (M Ψ, M⁻ᵀ Θ) predicts the same for any invertible M."""
+        """ΨᵀΘ alone is determined: at A = 1 (M Ψ, M⁻ᵀ Θ) predicts the same for any M."""
         if not all(self.variant.values()):
             return {}
         product, f = self.Psi.mT @ self.Theta, self.f           # (2f, 2f)
@@ -301,7 +301,7 @@ class ScalarGRIL(PromptLayer):
                     gain=(N * self.beta * scale).item())
 
 
-VARIANTS = {                    # App. C.2, and the window of two that qualifies "w = 3 is minimal"
+VARIANTS = {                    # App. C.2, and a window of two: "w = 3 is minimal" of shared places
     "full":       dict(w=3, stride=2, readout=True),
     "no_window":  dict(w=1, stride=1, readout=True),
     "no_readout": dict(w=3, stride=2, readout=False),
@@ -478,10 +478,8 @@ class ClassifierGRIL(PromptLayer):
 
     Tokens of width f + K: x_t in the first f places, the error y_t - p_t in the last K, with p at
     W = 0 (1/K, or ½ when binary, K = 1), where the paper lets the logits produce it. So Eq. 11's
-    matrix is a block of Z: the last K rows of its first f columns. Sharing places would do for the
-    construction, but some seeds then train into a feature map with a dead direction, in the place
-    that holds the error too. φ(x) = x + MLP(x): with the MLP alone, where the paper leaves it,
-    three seeds of five stay on a plateau of binary classification.
+    matrix is a block of Z: the last K rows of its first f columns. A departure: φ(x) = x + MLP(x),
+    where the paper has the MLP alone.
     """
 
     def __init__(self, f, K, identity=False):

@@ -56,7 +56,7 @@ def models():
 
 
 def make_mixer(row, H, i=0, **numbers):
-    """Of layer i. β starts small, or among the frame's products it drowns the token itself."""
+    """Of layer i. β starts at a tenth: the recurrence starts small among the frame's products."""
     numbers = dict(beta=0.1, heads=max(1, H // 64), i=i) | numbers | row.lm
     part = row.mixer(H, **row.given(numbers))
     return Gated(H, part) if "framed" in row.lm else part

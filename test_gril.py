@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from gril import (GRIL, Block, ClassifierGRIL, EmbeddedGRIL, GrilMixer, MultistepGRIL,
-                  NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside, complex_gate, construct_binary,
-                  construct_multistep, construct_multivariate, construct_scalar, construct_softmax,
-                  gd_dagger, gril_chunk, gril_loop, gril_scan, gril_step, interleave,
-                  linear_attention, scan, window)
+                  NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside, complex_gate, construct,
+                  construct_binary, construct_multistep, construct_multivariate, construct_scalar,
+                  construct_softmax, gd_dagger, gril_chunk, gril_loop, gril_scan, gril_step,
+                  interleave, linear_attention, scan, window)
 
 f32, f64 = torch.float32, torch.float64
 SIZES = list(itertools.product((1, 3, 10), (1, 10, 100)))               # f, N
@@ -189,6 +189,17 @@ def test_targets_of_another_width_by_zero_padding(n_o):
     expected = every_prefix(x, y, squared, zeros(n_o, 3), 0.7)
     agree(1e-10, prediction=(layer(s)[..., :n_o], expected))
     assert not layer(s)[..., n_o:].any()                        # nothing leaks into the padding
+
+
+@pytest.mark.parametrize("f, N", SIZES)
+def test_two_tokens_are_enough_where_x_and_y_have_places_of_their_own(f, N):
+    """Q adds x_{t+1} y_tᵀ to y_t x_tᵀ, in a block of the state that x_{t+1} does not read."""
+    (x, y, _), Q, q = prompts(2, N, f), torch.tensor([[0, 0], [1, 0]]), torch.tensor([0, 1])
+    steps = torch.arange(1, N + 1).repeat_interleave(2)         # windows (x_t, y_t), (y_t, x_{t+1})
+    layer = construct(GRIL(2 * f, "w2").to(f64), 0.7, steps, Q=Q, q=q, A=1)
+    o = layer(interleave(*beside(x, y)))[:, 1::2]                           # (B, N, 2f)
+    agree(1e-10, prediction=(o[..., f:], every_prefix(x, y, squared, zeros(f, f), 0.7)))
+    assert not o[..., :f].any()
 
 
 EXTENDED = (NonlinearGRIL(4), NonlinearGRIL(4, layers=2), StateMLPGRIL(4), ClassifierGRIL(4, 3))
