@@ -362,8 +362,8 @@ def main(argv=None):
             except BrokenPipeError:                             # … | head: nobody reads the others
                 raise
             except FileNotFoundError as error:
-                failed.append(f"{name}: {error}. A run with a file gone: delete its folder, and it "
-                              "is trained anew")
+                failed.append(f"{name}: {error}. A run with a file gone: delete its folder, and "
+                              "its line in docs/runs.jsonl, to train it anew")
             except OSError as error:
                 failed.append(f"{name}: {error}")
             except ValueError:                                  # a mistake in the figure itself

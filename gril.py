@@ -13,7 +13,8 @@ The model of "Learning in the Recurrent State: Gradient Descent with Linear Recu
   Q, q, β   mix, select, scale the window's columns     o_t   read-out (d)
   J         independent states side by side             η, N  step size, examples in the prompt
 
-Loop, scan and query share a signature and a layout of axes; β is the caller's:
+Loop, scan and query (from Z = 0, with a gate) share a signature and a layout of axes; β is the
+caller's:
 
   o, Z_T = form(C_v, C_k, C_u, Q, q, A, Z0)       Z_t = A ⊙ Z_{t-1} + C_v Q C_kᵀ,  o_t = Z_t C_u q
   C_v (B, T, J, d, w)  C_k (B, T, J, m, w)  C_u (B, T, J, m, n)  o (B, T, J, d)  Z (B, J, d, m)
@@ -556,18 +557,11 @@ def construct_multistep(layer, eta, N, W0=0, weight_decay=0.0):
 def construct_softmax(model, eta, N):
     """Proposition 4.3, App. A.6: cross-entropy's error takes the place of y, no weight changes.
 
-    The softmax is in the tokens: tasks.SoftmaxClassification.residual is y - p, at W = 0. With the
-    paper's r = p - y, Z would be the gradient and β = -η/N.
+    The softmax is in the tokens: tasks.SoftmaxClassification.residual is y - p, at W = 0; with one
+    logit (binary) y - ½. With the paper's r = p - y, Z would be the gradient and β = -η/N.
     """
     construct_multivariate(model.linear, eta, N)
     return model
-
-
-def construct_binary(model, eta, N):
-    """App. A.6, one logit: the same weights on tokens y - ½."""
-    if model.K != 1:
-        raise ValueError(f"construct_binary: the model has {model.K} logits, binary needs one")
-    return construct_softmax(model, eta, N)
 
 
 def gd_dagger(model, eta, N):

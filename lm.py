@@ -386,7 +386,8 @@ def as_text(ids, tokens):
 def run_prepare(args):
     refuse(((args.name is None) == (args.text is None),
             f"prepare: name one data set, {' or '.join(WIKITEXT)}, or give --text FILE"),
-           (args.text and not args.text.exists(), f"cannot read {args.text}: it is not there"),
+           (args.text and (not args.text.exists() or args.text.is_dir()),
+            f"cannot read {args.text}: there is no such file"),
            (args.workers < 1, f"--workers must be at least 1, got {args.workers}"))
     header = prepare(args.name, data_folder(args.data), args.text, args.kind, args.workers)
     for split, entry in header["splits"].items():

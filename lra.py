@@ -252,7 +252,7 @@ class Arena(Task):
         return loss / len(rows), 100 * correct / len(rows)
 
     def validate(self, model):
-        """A row of metrics.csv. The test accuracy, for the paper's "best over a run", chooses none.
+        """A row of metrics.csv. The test accuracy, of all validations, chooses none.
 
         Where a validation takes all rows, as at the paper's size, the test waits for
         --test-every-validation.

@@ -333,12 +333,12 @@ class Stream:
 
 class NdRegression(InContext):
     """Linear regression with vector targets (Sec. 4.2, App. B.2)."""
-    name = "nd_regression"
+    name, variants = "nd_regression", VARIANTS
     options = dict(InContext.options, embed=Option(
         0, "width of learned token embeddings, f or more; 0: tokens as they are", least=0))
 
     def models(self):
-        return ["gril", *(name for name in VARIANTS if name != "full")]
+        return ["gril", *(name for name in self.variants if name != "full")]
 
     def own(self, name, f):
         return GRIL(f, "full" if name == "gril" else name)
@@ -349,7 +349,7 @@ class NdRegression(InContext):
 
 class ScalarRegression(NdRegression):
     """Sec. 4.1, App. B.1: one target a token."""
-    name = "scalar_regression"
+    name, variants = "scalar_regression", SCALAR_VARIANTS
     options = dict(InContext.options, hidden=Option(None, "state size", least=1, kind=int),
                    raw=Option(False, "tokens [x_t, y_t, x_{t+1}], without their product"))
     recipes = dict(default=dict(DEFAULT, steps=3000, batch=1024),
@@ -361,9 +361,6 @@ class ScalarRegression(NdRegression):
         x, y, x_next = x[:, :-1], y[:, :-1], x[:, 1:]
         parts = (x, y, x_next) if self.raw else (x * y, x_next)
         return torch.cat(parts, -1)                                         # (B, N, 2f or 2f+1)
-
-    def models(self):
-        return ["gril", *(name for name in SCALAR_VARIANTS if name != "full")]
 
     def own(self, name, f):
         variant = "full" if name == "gril" else name

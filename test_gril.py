@@ -14,9 +14,9 @@ from torch import nn
 
 from gril import (GRIL, Block, ClassifierGRIL, EmbeddedGRIL, GrilMixer, MultistepGRIL,
                   NonlinearGRIL, ScalarGRIL, StateMLPGRIL, beside, complex_gate, construct,
-                  construct_binary, construct_multistep, construct_multivariate, construct_scalar,
-                  construct_softmax, gd_dagger, gril_chunk, gril_loop, gril_scan, gril_step,
-                  interleave, linear_attention, scan, window)
+                  construct_multistep, construct_multivariate, construct_scalar, construct_softmax,
+                  gd_dagger, gril_chunk, gril_loop, gril_scan, gril_step, interleave,
+                  linear_attention, scan, window)
 
 f32, f64 = torch.float32, torch.float64
 SIZES = list(itertools.product((1, 3, 10), (1, 10, 100)))               # f, N
@@ -154,15 +154,13 @@ def binary_loss(W, x, y):
 
 
 @pytest.mark.parametrize("f, N", SIZES)
-@pytest.mark.parametrize("K, construct, loss, p", ((3, construct_softmax, softmax_loss, 1 / 3),
-                                                   (1, construct_binary, binary_loss, 1 / 2)))
-def test_cross_entropy_construction_is_gradient_descent_in_feature_space(
-        f, N, K, construct, loss, p):
+@pytest.mark.parametrize("K, loss, p", ((3, softmax_loss, 1 / 3), (1, binary_loss, 1 / 2)))
+def test_cross_entropy_construction_is_gradient_descent_in_feature_space(f, N, K, loss, p):
     x = seeded(2, N + 1, f)
     label = torch.randint(K if K > 1 else 2, (2, N), generator=torch.Generator().manual_seed(1))
     y = F.one_hot(label, K).to(f64) if K > 1 else label[..., None].to(f64)
     torch.manual_seed(0)
-    model = construct(ClassifierGRIL(f, K).to(f64), 0.7, torch.arange(1, N + 1))
+    model = construct_softmax(ClassifierGRIL(f, K).to(f64), 0.7, torch.arange(1, N + 1))
     logits = model(interleave(*beside(x, y - p)))
     phi = (x + model.phi(x)).detach()
     agree(1e-10, logits=(logits.detach(), every_prefix(phi, y, loss, zeros(K, f), 0.7)))
@@ -175,7 +173,7 @@ def test_softmax_needs_no_residual_but_binary_does():
     model = construct_softmax(ClassifierGRIL(3, 3, identity=True).to(f64), 1.0, 5)
     agree(1e-12, probabilities=(model(interleave(*beside(x, y))).softmax(-1),
                                 model(interleave(*beside(x, y - 1 / 3))).softmax(-1)))
-    binary = construct_binary(ClassifierGRIL(3, 1, identity=True).to(f64), 1.0, 5)
+    binary = construct_softmax(ClassifierGRIL(3, 1, identity=True).to(f64), 1.0, 5)
     y = (label > 0)[..., None].to(f64)
     p, expected = (binary(interleave(*beside(x, z))).sigmoid() for z in (y, y - 0.5))
     assert (p - expected).abs().max() > 0.01
@@ -904,7 +902,6 @@ def test_a_blocks_loss_compiles_into_one_graph(gate_name, backend):
     (lambda: GrilMixer(8, 8, 2, gate="imaginary"), "real, complex"),
     (lambda: GrilMixer(8, 8, 2)(torch.zeros(2, 0, 8)), "empty sequence"),
     (lambda: GrilMixer(8, 8, 2, form="fast"), "There are: loop, scan, chunk"),
-    (lambda: construct_binary(ClassifierGRIL(3, 3), 1.0, 5), "has 3 logits"),
 ))
 def test_bad_input_is_answered_with_a_sentence(call, message):
     with pytest.raises(ValueError, match=message):

@@ -47,8 +47,8 @@ def spoken(script):
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:
         said = str(error)
-        words = any(word in said.lower() for word in ("out of memory", "allocate", "overflow"))
-        if not (words or isinstance(error, MemoryError)):
+        words = "out of memory", "allocate memory", "calculation overflowed"
+        if not (any(word in said.lower() for word in words) or isinstance(error, MemoryError)):
             raise
         what = f" ({said.splitlines()[0]})" if said else ""
         less = ". A smaller --batch, or --accumulate 2, needs less" if script == "train.py" else ""

@@ -100,7 +100,8 @@ def check(jobs, there):
                                  f"their lines in {KEPT.name}, to train them anew", *differ]))
     if older:
         print(f"{newest.name} is newer than these runs, which are used as they are; delete their "
-              f"folders to train them anew: {' '.join(older)}", file=sys.stderr)
+              f"folders, and lines in {KEPT.name}, to train them anew: {' '.join(older)}",
+              file=sys.stderr)
 
 
 def five(quick, **options):

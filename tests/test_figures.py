@@ -454,12 +454,21 @@ def test_quick_runs_are_short_and_not_taken_for_the_long_ones(canned, options):
     assert trained.runs([dict(options, steps=3)], True)[0]["steps"] == 3
 
 
+def test_long_runs_and_pictures_are_compiled():
+    for options, compiled in ((dict(BASE, steps=29_999), None), (dict(BASE, steps=30_000), True),
+                              (dict(BASE, recipe="paper"), True), (dict(task="image"), True),
+                              (dict(task="image", model="lru"), None), (dict(task="text"), None)):
+        assert trained.arguments(plots.Path("out"), options).compile is compiled, options
+
+
 def test_a_rate_that_diverges_is_noted_as_such(canned, monkeypatch):
     def diverge(args):
         args.out.mkdir(parents=True)
         raise FloatingPointError("step 3")
     monkeypatch.setattr(train, "train", diverge)
     assert trained.runs([BASE], False, sweep=True)[0]["diverged"] == "step 3"
+    (folder,) = plots.Path("runs/figures").iterdir()
+    assert [path.name for path in folder.iterdir()] == ["result.json"]
     with pytest.raises(ValueError, match="lr0.001.*: step 3"):
         trained.runs([BASE], False)
 

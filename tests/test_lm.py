@@ -1169,7 +1169,8 @@ def test_load_takes_what_is_there(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize("arguments, message", (
     (["prepare"], "name one data set, wikitext103 or wikitext2, or give --text FILE"),
     (["prepare", "wikitext2", "--text", "a.txt"], "name one data set"),
-    (["prepare", "--text", "nothing.txt"], "cannot read nothing.txt: it is not there"),
+    (["prepare", "--text", "nothing.txt"], "cannot read nothing.txt: there is no such file"),
+    (["prepare", "--text", "."], "cannot read .: there is no such file"),
     (["prepare", "wikitext2", "--workers", "-2"], "--workers must be at least 1, got -2"),
     (["generate", "RUN", "--seed", "-1"], "--seed must be 0 to"),
     (["generate", "RUN", "--temperature", "-1"], "--temperature must be 0, or 1e-6 to 1e6, got -1"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gril
 import tasks
 import train
 from baselines import Pairs
@@ -554,6 +555,17 @@ def test_linear_attention_on_pairs_reads_pairs():
     task = NdRegression(f=3, n=5)
     interleaved, pairs = task.model("linear_attention"), task.model("linear_attention_pairs")
     assert type(pairs) is Pairs and pairs.model.f == 2 * interleaved.f == 6
+
+
+@pytest.mark.parametrize("form", gril.FORMS)
+def test_the_form_that_is_asked_for_runs(form, monkeypatch):
+    ran = []
+    for name, run in gril.FORMS.items():
+        monkeypatch.setitem(gril.FORMS, name,
+                            lambda *C, name=name, run=run: ran.append(name) or run(*C))
+    task = NdRegression(f=3, n=4, form=form)
+    tasks.query(task.model(), draw(task).s)
+    assert ran == [form]
 
 
 def test_gd_dagger_starts_at_the_steps_of_gradient_descent():

@@ -568,6 +568,10 @@ def test_a_start_that_fails_leaves_no_folder(toy, tmp_path, monkeypatch):
 def test_a_fault_of_the_code_is_not_told_as_too_little_memory():
     with pytest.raises(RuntimeError, match="single memory location"), spoken("train.py"):
         torch.zeros(1).expand(3).add_(1)
+    with pytest.raises(RuntimeError, match="without overflow"), spoken("train.py"):
+        torch.zeros(3, dtype=torch.int32).fill_(2 ** 40)
+    with pytest.raises(SystemExit, match="^lm.py: too little memory$"), spoken("lm.py"):
+        raise MemoryError                                       # no --batch, no --accumulate
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
