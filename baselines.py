@@ -28,7 +28,8 @@ Layers and starts are as published. What stays different:
               pre-norm with a GELU, where Vaswani's is post-norm with a ReLU and sinusoids
   Griffin     no reset at t = 0, where its code takes h = i ⊙ x, without √(1 - a²)
   Longhorn    the block is Mamba's, with its start of W_Δ
-  DeltaNet    a loop over tokens, not their chunks: for the short prompts of in-context tasks
+  DeltaNet    a loop over tokens, not their chunks: for the short prompts of in-context tasks; no
+              feed-forward layer beside it
 """
 import math
 from typing import Callable, NamedTuple

@@ -270,16 +270,18 @@ def protocol(quick):
         for recipe, options in (("paper", dict(recipe="paper")), ("default", {})):
             results[name, recipe] = runs([dict(task=name, **options, seed=s) for s in each], quick)
 
-    def distance(results):
-        keys = [key for key in ("Q_distance", "PsiTheta_distance") if key in results[0]]
-        return largest(keys[0])(results) if keys else ""
+    def distance(*keys):
+        return lambda results: next(
+            (largest(key, 4)(results) for key in keys if key in results[0]), "")
     table("The paper's recipe whole and the default one: loss ÷ that of explicit gradient descent "
           "(classification: with\nφ = identity; sine targets: on W x) on the same "
           f"{fresh(results['nd_regression', 'paper'])}; seed 0, or five seeds where there is a ±",
           ("task", "recipe"), results,
           {"steps": first("steps", ","), "batch": first("batch", ","), "loss": mean("loss"),
            "÷ GD": mean("loss", "gd_loss", 5), "cosine": mean("cosine", digits=6),
-           "largest distance of Q or ΨᵀΘ": distance, "minutes": minutes})
+           "largest distance of Q or ΨᵀΘ": distance("Q_distance", "PsiTheta_distance"),
+           "of q": distance("q_distance"), "mean |A - 1|": largest("A_distance", 4),
+           "minutes": minutes})
     figure, ax = plt.subplots(figsize=(8, 3.6))
     for name, color in zip(IN_CONTEXT, (*HUES, "black")):
         steps, loss, _ = curves(results[name, "paper"], "loss")

@@ -917,7 +917,9 @@ def test_the_papers_protocol_stands_beside_the_default_recipe(shown):
                          "batch": f"{rs[0]['batch']:,}", "loss": pm(column(rs, "loss")),
                          "÷ GD": pm(ratios(rs, "loss", "gd_loss"), 5),
                          "cosine": pm(column(rs, "cosine"), 6),
-                         "largest distance of Q or ΨᵀΘ": f"{max(column(rs, 'Q_distance')):.3f}",
+                         "largest distance of Q or ΨᵀΘ": f"{max(column(rs, 'Q_distance')):.4f}",
+                         "of q": f"{max(column(rs, 'q_distance')):.4f}",
+                         "mean |A - 1|": f"{max(column(rs, 'A_distance')):.4f}",
                          "minutes": minutes(rs)})
     assert figure.tables[0].rows == rows and {row["steps"] for row in rows} > {"300,000"}
     (ax,) = figure.axes
