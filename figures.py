@@ -16,7 +16,7 @@
   prompt             a moving picture of one prompt (GIF)                       (not in the paper)
   fig3c              the other sequence models, scalar regression               Fig. 3 C
   leaving_zero       the same, multivariate: who beats answering zero, and when Fig. 6 (App. B)
-  candidates         the paper's strong ones, a tenth of its steps              Fig. 6, App. B.3
+  candidates         larger models, a tenth of the paper's steps                Fig. 6, App. B.3
   protocol           the paper's 300,000 steps, whole, for every in-context task
   reach              a trained layer at other scales and prompt lengths         (not in the paper)
   parameters         what grows as f², what as f⁴                               (Sec. 4.5)
