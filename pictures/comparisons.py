@@ -257,7 +257,7 @@ def candidates(quick):
     figure, ax = plt.subplots(figsize=(8, 3.6))
     beside_zero(ax, results)
     ax.axhline(1, color=GREY, ls=":", label="zero predictor")
-    ax.legend(fontsize=7, loc="lower left")
+    ax.legend(fontsize=7, loc="lower left", ncol=2)
     ax.set(ylabel="validation loss ÷ zero predictor's", ylim=(0, 1.2),
            title=f"Multivariate regression, f = N = 10, {seen(ours)} seen")
     finish(figure, "candidates", quick)
