@@ -324,7 +324,7 @@ def test_killed_at_twenty_random_moments(whole, tmp_path, name):
              "--checkpoint-every 7 --evaluate-every 5")
     begin = time.monotonic()
     assert run(tmp_path / "whole", words)[0] == 0
-    seconds = 0.1 * (time.monotonic() - begin)
+    seconds = 0.3 * (time.monotonic() - begin)          # the start of a process takes a part of it
     assert kill_at_random(words, tmp_path / "run", tmp_path / "whole", 20, seconds) > 5
 
 
