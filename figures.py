@@ -65,7 +65,7 @@ def fig2(quick):
     widths = (5, 10) if quick else (5, 10, 20, 35, 50)
     results = {f: five(quick, task="nd_regression", f=f) for f in widths}
     table("One layer, multivariate regression, N = 10, losses on the same "
-          f"{fresh(results[10])} (paper, f = 10: trained 0.206 ± 0.001, GD 0.207 ± 0.001)",
+          f"{fresh(results[10])} (paper: trained 0.206 ± 0.001, GD 0.207 ± 0.001)",
           ("f",), results,
           {**beside("GD", "gd_loss"), "closed form": first("optimal_loss", ".4f"),
            "cosine": mean("cosine", digits=5), "largest |Q - e2 e1ᵀ|": largest("Q_distance"),
